@@ -16,7 +16,6 @@ import pytest
 import sharpwave as sw
 from sharpwave.format.segment import readdressed
 from sharpwave.serve import budget as budget_module
-from sharpwave.serve import intake as intake_module
 from sharpwave.serve import server as client_module
 from sharpwave.serve import shard_views, wire
 from sharpwave.serve.addresses import Security, connect
@@ -93,7 +92,7 @@ def test_a_learner_that_is_gone_holds_writers_up_for_a_while_only(
         assert not done.wait(0.5), "its limiter holds the writer up"
         learner.close()
         assert not done.wait(0.5), "a learner may come back"
-        monkeypatch.setattr(intake_module, "UNUSED_S", 0.5)
+        monkeypatch.setattr(shard_views, "UNUSED_S", 0.5)
         assert done.wait(60)
         back = there.cluster.transitions(limiter=sw.SamplesPerInsert(1.0, 20, 64))
         assert watcher is None or watcher.name == back.name

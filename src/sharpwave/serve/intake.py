@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from sharpwave.validation import MAX_LANES, max_lanes
 MAX_DICTIONARIES = 1024
 MAX_DICTIONARY_BYTES = 1 << 28
 """Dictionaries that a connection may have sent."""
-UNUSED_S = 300.0
-"""Time for which a view without open connections still blocks writers."""
 MAX_NAME_CHARACTERS = 200
 REPLACED = "another writer of that name has replaced this one; give one of them another name="
 
@@ -39,7 +37,7 @@ class Intake:
         folder: of the shard, with the writers' lanes; ``None``: they are not kept.
 
     Attributes:
-        neighbour: keeps the shard's replica, if there is one.
+        neighbour: keeps the shard's replica, if there is one. ``held_up``: returns whether a view makes writers wait.
     """
 
     def __init__(self, store: Store, folder: Path | None) -> None:
@@ -47,8 +45,7 @@ class Intake:
         self.neighbour: Neighbour | None = None
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._credit: dict[int, int] = {}  # by view, the store's total of steps up to which writers may append
-        self._unused_since: dict[int, float] = {}  # views that no connection uses
+        self.held_up: Callable[[], bool] = lambda: False
         self._paused: set[int] = set()  # connections that have paused the intake
         self._leased = read_leases(None if folder is None else folder / LEASES)
         self._holders: dict[str, Holder] = {}  # by the writer's name
@@ -244,41 +241,18 @@ class Intake:
         """Wait until writers may append: the intake is not paused, and no view's limiter holds them up."""
         deadline = time.monotonic() + MAX_WAIT_S
         with self._changed:
-            while self._paused or self._held_up():
+            while self._paused or self.held_up():
                 if client.is_gone() or time.monotonic() > deadline:
                     raise TimeoutError(f"put: waited {MAX_WAIT_S:g} s for the learner to sample")
                 self._changed.wait(0.2)
 
-    def _held_up(self) -> bool:
-        """Return whether a view that is in use, or was used recently, has no credit left."""
-        total, lapsed = self._store.total_steps, time.monotonic() - UNUSED_S
-        return any(
-            total >= credit and self._unused_since.get(view, math.inf) > lapsed for view, credit in self._credit.items()
-        )
-
-    def used(self, view: int) -> None:
-        """Note that a connection uses a view."""
-        with self._lock:
-            self._unused_since.pop(view, None)
-
-    def unused(self, view: int) -> None:
-        """Note that the last connection that used a view has ended."""
-        with self._lock:
-            self._unused_since[view] = time.monotonic()
-
-    def set_credit(self, view: int, total_steps: int | None) -> None:
-        """Let writers append until the store has counted so many steps, as far as a view is concerned; ``None``:
-        without limit."""
+    def look_again(self) -> None:
+        """Let waiting writers see that a view's limit has changed."""
         with self._changed:
-            if total_steps is None:
-                self._credit.pop(view, None)
-                self._unused_since.pop(view, None)
-            else:
-                self._credit[view] = total_steps
             self._changed.notify_all()
 
     def pause(self, client: Client) -> None:
-        """Take no steps until ``resume``."""
+        """Take no steps until ``resume``, or until the connection ends."""
         with self._changed:
             self._paused.add(id(client))
 

@@ -209,6 +209,7 @@ class Server:
     def __init__(self, shard: Answering, address: Address, security: Security) -> None:
         self.shard, self._security = shard, security
         self._socket, self.address = listen(address, security)
+        self._node = _node(self.address)
         self._closed = threading.Event()
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -321,7 +322,7 @@ class Server:
 
     def forked(self) -> None:
         """Let the parent's sockets go, which it goes on with."""
-        self._lock = threading.Lock()
+        self._lock, self._node = threading.Lock(), None
         self._socket.close()
         for one in self._connections:
             one.close()
@@ -333,16 +334,27 @@ class Server:
             time.sleep(0.005)
 
     def close(self) -> None:
-        """Stop listening, and end every connection."""
+        """Stop listening, delete the socket's file unless it is another's by now, and end every connection."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+        if self._node is not None and _node(self.address) == self._node:
+            with contextlib.suppress(OSError):
+                os.unlink(self.address.path)
         with self._lock:
             open_ones = list(self._connections)
         for one in open_ones:
             _end(one)
         self._thread.join(5.0)
+
+
+def _node(address: Address) -> tuple[int, int] | None:
+    """Return what identifies the file of a unix socket; ``None``: there is none."""
+    with contextlib.suppress(OSError):
+        found = os.stat(address.path)
+        return (found.st_dev, found.st_ino) if address.kind == UNIX else None
+    return None
 
 
 def _end(made: socket.socket) -> None:

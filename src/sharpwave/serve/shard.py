@@ -58,11 +58,11 @@ class Shard:
         store._log.ledger.enter("connections", lambda: self.budget.held_bytes)
         self.incarnation = secrets.randbits(62)
         self.views = ShardViews(store, self.intake)
-        self._answers: dict[int, Callable[[Client, Frame], Reply]] = {
+        self._answers: dict[int, Callable[[Client, Frame], Reply | None]] = {
             Request.DESCRIBE: self._describe,
             Request.VIEW: self._view,
             Request.STATE: self._state,
-            Request.FORGET: self._forget,
+            Request.FORGET: lambda client, frame: self.views.forget(client, frame.head.get("name")),
             Request.DRAW: self._draw,
             Request.UPDATE: self._update,
             Request.FIND: self.intake.find,
@@ -71,12 +71,12 @@ class Shard:
             Request.CREDIT: self._set_credit,
             Request.STATS: self._stats,
             Request.FLUSH: self._flush,
-            Request.PAUSE: self._pause,
-            Request.RESUME: self._resume,
+            Request.PAUSE: lambda client, _: self.intake.pause(client),
+            Request.RESUME: lambda client, _: self.intake.resume(client),
             Request.CHECKPOINT: self._checkpoint,
             Request.CLEAR: self._clear,
-            Request.ANNOTATE: self._annotate,
-            Request.ADD_COLUMN: self._add_column,
+            Request.ANNOTATE: lambda _, frame: self.store.annotate(None, frame.head["values"]),
+            Request.ADD_COLUMN: lambda client, frame: self._add_column(client, frame.head),
             Request.DROP_COLUMN: self._drop_column,
             Request.WRITE_COLUMN: self._write_column,
             Request.DELETE: self._delete,
@@ -90,7 +90,10 @@ class Shard:
         }
 
     def answer(self, client: Client, frame: Frame) -> Reply:
-        """Return the head and the parts of the reply to a request.  Raises: as the request's method."""
+        """Return the head and the parts of the reply to a request, empty where its method returns none.
+
+        Raises: as that method.
+        """
         if frame.refused is not None:
             if frame.kind == Request.PUT:  # refuse the writer's segments under way behind it, too
                 client.refused = frame.refused
@@ -98,7 +101,8 @@ class Shard:
         method = self._answers.get(frame.kind)
         if method is None:
             raise WireError(f"a request of kind {frame.kind}, which this release does not know")
-        return method(client, frame)
+        reply = method(client, frame)
+        return ({}, {}) if reply is None else reply
 
     # description
 
@@ -123,7 +127,7 @@ class Shard:
         """Make a view, or find it; the ``column`` that its priorities start from is added, unless it is there."""
         column = frame.head.get("column")
         if isinstance(column, dict):
-            self._add(client, column)
+            self._add_column(client, column)
         return self._said(self.views.ask(client, frame.head)), {}
 
     def _said(self, view: ShardView) -> dict[str, Any]:
@@ -133,11 +137,6 @@ class Shard:
         view = self.views.of(frame)
         self._note(view.replay, frame)
         return self._said(view), {}
-
-    def _forget(self, client: Client, frame: Frame) -> Reply:
-        """Note that the client uses the view ``name`` no longer."""
-        self.views.forget(client, frame.head.get("name"))
-        return {}, {}
 
     def _note(self, replay: Replay[Any], frame: Frame) -> None:
         """Take over the largest priority of any shard, which a request brings."""
@@ -274,19 +273,9 @@ class Shard:
 
     # the whole store
 
-    def _flush(self, client: Client, frame: Frame) -> Reply:
+    def _flush(self, client: Client, frame: Frame) -> None:
         for one in self._stores():
             one.flush(views=frame.head.get("views") is not False)
-        return {}, {}
-
-    def _pause(self, client: Client, frame: Frame) -> Reply:
-        """Take no steps until ``RESUME``, or until the connection ends."""
-        self.intake.pause(client)
-        return {}, {}
-
-    def _resume(self, client: Client, frame: Frame) -> Reply:
-        self.intake.resume(client)
-        return {}, {}
 
     def left(self, client: Client) -> None:
         """Resume work that an ended connection had paused."""
@@ -303,33 +292,24 @@ class Shard:
         said, parts = self._describe(client, frame)
         return {**said, "new": new | {"codec": settings["codecs"]}}, parts
 
-    def _annotate(self, client: Client, frame: Frame) -> Reply:
-        self.store.annotate(None, frame.head["values"])
-        return {}, {}
-
-    def _add_column(self, client: Client, frame: Frame) -> Reply:
+    def _add_column(self, client: Client, head: dict[str, Any]) -> None:
         """Add a column, unless it is there: a client repeats a request whose reply was lost.
 
         It is in the store's folder before the reply.
         """
-        self._add(client, frame.head)
-        return {}, {}
-
-    def _add(self, client: Client, head: dict[str, Any]) -> None:
         name: Any = head.get("name")  # which the store checks
         if self.intake.neighbour is None:
             add(self.store, name, field_in(head))
         else:
             self.intake.neighbour.add_column(name, field_in(head), client.is_gone)
 
-    def _drop_column(self, client: Client, frame: Frame) -> Reply:
+    def _drop_column(self, client: Client, frame: Frame) -> None:
         """Drop a column, if it is there, also from the store's folder before the reply."""
         name = frame.head.get("name")
         if self.intake.neighbour is None:
             drop(self.store, name)
         else:
             self.intake.neighbour.drop_column(name, client.is_gone)
-        return {}, {}
 
     def _write_column(self, client: Client, frame: Frame) -> Reply:
         if self.intake.neighbour is None:
@@ -353,10 +333,9 @@ class Shard:
         neighbour, here = self.intake.neighbour, self.store
         return {"deleted": neighbour.delete(runs, lambda: here._delete(found, given), client.is_gone)}, {}
 
-    def _clear(self, client: Client, frame: Frame) -> Reply:
+    def _clear(self, client: Client, frame: Frame) -> None:
         for one in self._stores():
             one.clear()
-        return {}, {}
 
 
 class RaggedRoom:

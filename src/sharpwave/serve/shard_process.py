@@ -162,9 +162,6 @@ def running(settings: ShardSettings, moved: Callable[[], Address] | None = None)
             over.set()
             for server in servers:
                 server.close()
-                if server.address.path:
-                    with contextlib.suppress(OSError):
-                        os.unlink(server.address.path)
 
 
 def main() -> None:

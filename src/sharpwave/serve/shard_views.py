@@ -14,7 +14,7 @@ from sharpwave.sampling.ordered import Fifo, Lifo
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
-from sharpwave.serve.intake import UNUSED_S, Intake
+from sharpwave.serve.intake import Intake
 from sharpwave.serve.server import Client
 from sharpwave.serve.wire import SEQUENCES, TRANSITIONS, Frame, ViewState
 from sharpwave.store import Store
@@ -24,6 +24,8 @@ from sharpwave.views.replay import Replay
 
 SAMPLERS: dict[str, type[Any]] = {one.__name__: one for one in (Uniform, Prioritized, Fifo, Lifo)}
 """Samplers of shards, by name. Ranks among all items cannot be known to one shard."""
+UNUSED_S = 300.0
+"""Time for which a view that no connection uses keeps its place, and its limiter holds writers up."""
 MAX_VIEWS = 16
 """Views of a shard; each takes 8 to 20 bytes for every step that the store has room for."""
 
@@ -38,6 +40,8 @@ class ShardView:
         rows: steps of an item.
         steps_before: steps of the store before the view. ``users``: connections. ``limiting``: connections whose
             limiter bounds it. ``unused_since``: time at which its last user left; inf: it has some.
+        credit: total of the store's steps up to which writers may append; ``None``: without limit.
+            ``unlimited_since``: time at which its last limiting connection left; inf: it has some.
     """
 
     replay: Replay[Any]
@@ -49,6 +53,8 @@ class ShardView:
     users: set[int] = field(default_factory=set)
     limiting: set[int] = field(default_factory=set)
     unused_since: float = math.inf
+    credit: int | None = None
+    unlimited_since: float = math.inf
 
     def __post_init__(self) -> None:
         view: Any = self.replay.view
@@ -79,12 +85,14 @@ class ShardView:
                 float(getattr(sampler, "max_priority", 1.0)),
             )
 
-    def leave(self, client: int) -> bool:
+    def leave(self, client: int, now: float) -> bool:
         """Note that a connection no longer uses it; return whether it was the last whose limiter bounds it."""
         self.users.discard(client)
-        limits = client in self.limiting
+        if not self.users:
+            self.unused_since = now
+        was_last = self.limiting == {client}
         self.limiting.discard(client)
-        return limits and not self.limiting
+        return was_last
 
 
 class ShardViews:
@@ -97,6 +105,7 @@ class ShardViews:
 
     def __init__(self, store: Store, intake: Intake) -> None:
         self._store, self._intake = store, intake
+        intake.held_up = self._hold_up
         self._views: dict[int, ShardView] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -116,7 +125,7 @@ class ShardViews:
                 view = ShardView(self._made(asked, head.get("seed")), next(self._numbers), asked)
                 if unused is not None:
                     del self._views[unused.number]
-                    self._intake.set_credit(unused.number, None)
+                    self._intake.look_again()
                 self._views[view.number] = view
             elif view.asked != asked:
                 wrong = next(key for key in asked if asked[key] != view.asked[key])
@@ -176,23 +185,25 @@ class ShardViews:
 
     def set_credit(self, client: Client, view: ShardView, inserts: int | None) -> None:
         """Let writers append until the view has counted ``inserts`` steps; ``None``: without limit."""
-        if inserts is not None:
-            with self._lock:
-                if id(client) in view.users:
-                    view.limiting.add(id(client))
-                    self._intake.used(view.number)
-            inserts += view.steps_before
-        self._intake.set_credit(view.number, inserts)
+        with self._lock:
+            if inserts is not None and id(client) in view.users:
+                view.limiting.add(id(client))
+                view.unlimited_since = math.inf
+            view.credit = None if inserts is None else inserts + view.steps_before
+        self._intake.look_again()
+
+    def _hold_up(self) -> bool:
+        """Return whether a view whose limiter is in use, or was used recently, has no credit left."""
+        total, lapsed = self._store.total_steps, time.monotonic() - UNUSED_S
+        limited = [(one.credit, one.unlimited_since) for one in list(self._views.values())]
+        return any(credit is not None and total >= credit and since > lapsed for credit, since in limited)
 
     def left(self, client: Client) -> None:
         """Note that a connection has ended."""
         with self._lock:
             for view in self._views.values():
-                if id(client) in view.users:
-                    if view.leave(id(client)):
-                        self._intake.unused(view.number)
-                    if not view.users:
-                        view.unused_since = time.monotonic()
+                if id(client) in view.users and view.leave(id(client), now := time.monotonic()):
+                    view.unlimited_since = now
 
     def forget(self, client: Client, name: Any) -> None:
         """Note that a client no longer uses a view; if it was the last client, none will return to it."""
@@ -200,10 +211,9 @@ class ShardViews:
             view = self._named(name)
             if view is not None and id(client) in view.users:
                 client.forget(view.number)
-                if view.leave(id(client)):
-                    self._intake.set_credit(view.number, None)
-                if not view.users:
-                    view.unused_since = time.monotonic() - UNUSED_S
+                if view.leave(id(client), time.monotonic() - UNUSED_S):
+                    view.credit = None
+                    self._intake.look_again()
 
 
 def _sampler(described: Any) -> Sampler:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import threading
 from typing import Self
 
 from sharpwave.arguments import is_integer
-from sharpwave.serve.addresses import CONNECT_S, UNIX, Address, Security, machine
+from sharpwave.serve.addresses import CONNECT_S, Address, Security, machine
 from sharpwave.serve.server import Client, Reply, Server
 from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Frame, Request
@@ -66,7 +65,6 @@ class StoreServer:
             security.check(one)
         self._store, self._process = store, os.getpid()
         self._servers: list[Server] = []
-        self._nodes: dict[str, tuple[int, int]] = {}  # of its sockets' paths
         self.addresses: list[str] = []
         with store._lock:
             store._log.check_open()
@@ -81,8 +79,6 @@ class StoreServer:
             shard = _OwnShard(store, 0 if own_lanes is None else int(own_lanes))
             for one in listening:
                 self._servers.append(Server(shard, one, security))
-                if one.kind == UNIX:
-                    self._nodes[one.path] = _node(one.path)
             self.addresses += (str(one.address) for one in self._servers)
             shard.listens_at(self.addresses)
         except BaseException:
@@ -108,10 +104,6 @@ class StoreServer:
             server.close()
         for server in self._servers:
             server.join(CLOSE_S)
-            if server.address.kind == UNIX:
-                with contextlib.suppress(OSError):
-                    if _node(server.address.path) == self._nodes.get(server.address.path):  # else another's by now
-                        os.unlink(server.address.path)
         self._servers.clear()
         self._store._log.ledger.enter("connections", int)  # it held the shard, with its views
 
@@ -123,11 +115,6 @@ class StoreServer:
 
     def __repr__(self) -> str:
         return f"<StoreServer at {', '.join(self.addresses)}>"
-
-
-def _node(path: str) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino
 
 
 class _OwnShard(Shard):
