@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ class Steps:
     def observed(self, count: int) -> Any:
         if self.kind == "image":
             return self.rng.integers(0, 256, (count, 3, 5, 4)).astype(np.uint8)
+        if self.kind in ("text", "bytes"):
+            texts = ["\u00e9\0" * n + "." for n in self.rng.integers(0, 9, count)]
+            return rows([one.encode() if self.kind == "bytes" else one for one in texts])
+        if self.kind == "rows":
+            return rows([self.rng.normal(size=(n, 2)).astype(np.float32) for n in self.rng.integers(0, 4, count)])
+        if self.kind == "parts":
+            numbers = rows([self.rng.integers(0, 9, n) for n in self.rng.integers(0, 4, count)])
+            return {"a": self.rng.normal(size=(count, 3)), "b": {"c": numbers, "d": rows(["go"] * count)}}
         vector = self.rng.normal(size=(count, 3)).astype(np.float64 if self.kind == "double" else np.float32)
         if self.kind == "dict":
             return {"a": vector, "b": {"c": self.rng.integers(0, 9, count), "d": vector[:, :2].astype(np.float32)}}
@@ -83,6 +92,13 @@ class Steps:
         )
 
 
+def rows(values: list[Any]) -> np.ndarray:
+    found = np.empty(len(values), object)
+    for row, one in enumerate(values):
+        found[row] = one
+    return found
+
+
 def _leaves(obs: Any) -> list[np.ndarray]:
     return [leaf for one in obs.values() for leaf in _leaves(one)] if isinstance(obs, (dict, Batch)) else [obs]
 
@@ -96,6 +112,12 @@ def assert_same(one: Any, other: Any, name: str = "") -> None:
         assert set(one.get_keys()) == set(other.get_keys()), name
         for key in other.get_keys():
             assert_same(one[key], other[key], f"{name}.{key}")
+        return
+    if isinstance(other, np.ndarray) and other.dtype == object:
+        assert one.dtype == object and one.shape == other.shape, name
+        for a, b in zip(one.flat, other.flat, strict=True):
+            assert type(a) is type(b), name
+            assert_same(a, b, name)
         return
     assert np.shape(one) == np.shape(other) and np.asarray(one).dtype == np.asarray(other).dtype, name
     np.testing.assert_array_equal(one, other, err_msg=name)
@@ -111,6 +133,8 @@ def returns(buffer: Any, indices: np.ndarray, n_step: int) -> np.ndarray:
 
     def value(buffer: Any, at: np.ndarray) -> torch.Tensor:
         after = _leaves(buffer[at].obs_next)[0]
+        if after.dtype == object:
+            return torch.tensor([float(len(one)) for one in after])
         return torch.from_numpy(after.reshape(len(at), -1).astype(np.float64).sum(1))
 
     batch = buffer[indices]
@@ -118,8 +142,10 @@ def returns(buffer: Any, indices: np.ndarray, n_step: int) -> np.ndarray:
     return found.returns.numpy()
 
 
-@pytest.mark.parametrize("kind", ["vector", "double", "dict", "image"])
-@pytest.mark.parametrize("priorities", [{}, PRIORITIES])
+KINDS, OF_ANY_LENGTH = ["vector", "double", "dict", "image"], ["text", "bytes", "rows", "parts"]
+
+
+@pytest.mark.parametrize(("kind", "priorities"), every_two(KINDS + OF_ANY_LENGTH, [{}, PRIORITIES]))
 def test_the_same_indices_transitions_and_returns(kind: str, priorities: dict[str, float]) -> None:
     steps, name = Steps(3, kind), "PrioritizedVectorReplayBuffer" if priorities else "VectorReplayBuffer"
     mine, other = (getattr(module, name)(60, 3, **priorities) for module in (ours, theirs))
@@ -148,8 +174,9 @@ def test_the_same_indices_transitions_and_returns(kind: str, priorities: dict[st
 
 
 @pytest.mark.parametrize("priorities", [{}, PRIORITIES])
-def test_one_environment(priorities: dict[str, float]) -> None:
-    steps, name = Steps(1), "PrioritizedReplayBuffer" if priorities else "ReplayBuffer"
+@pytest.mark.parametrize("kind", ["vector", "text"])
+def test_one_environment(priorities: dict[str, float], kind: str) -> None:
+    steps, name = Steps(1, kind), "PrioritizedReplayBuffer" if priorities else "ReplayBuffer"
     mine, other = (getattr(module, name)(30, **priorities) for module in (ours, theirs))
     for step in range(70):
         batch = steps.batch(np.array([0]))
@@ -203,11 +230,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("way", "kind", "given"), every_two(WAYS, ["vector", "image"], [True, False]))
+@pytest.mark.parametrize(("way", "kind", "given"), every_two(WAYS, ["vector", "image", "parts"], [True, False]))
 def test_every_way_that_tianshou_keeps_observations(way: str, kind: str, given: bool) -> None:
-    more, steps = WAYS[way], Steps(2, kind)
+    more = WAYS[way]
     mine, other = (module.VectorReplayBuffer(40, 2, **more) for module in (ours, theirs))
     last_only, given = more.get("save_only_last_obs", False), given or more.get("save_only_last_obs", False)
+    steps = Steps(2, "vector" if last_only and kind == "parts" else kind)  # objects have no axis of time
     for step in range(70):
         lanes = np.sort(steps.rng.permutation(2)[: steps.rng.integers(1, 3)])
         batch = steps.batch(lanes)
@@ -267,10 +295,12 @@ def test_obs_next_comes_always_or_never(tmp_path: Path) -> None:
         ours.VectorReplayBuffer(40, 2, disk=tmp_path / "store").add(batch)
 
 
-@pytest.mark.parametrize("moved", ["ours", "theirs"])
-def test_update_takes_another_buffers_transitions(moved: str) -> None:
+@pytest.mark.parametrize(
+    ("moved", "kind"), [("ours", "dict"), ("theirs", "dict"), ("ours", "parts"), ("theirs", "text")]
+)
+def test_update_takes_another_buffers_transitions(moved: str, kind: str) -> None:
     for given in (True, False):
-        steps, both = Steps(2, "dict"), []
+        steps, both = Steps(2, kind), []
         sources = [(theirs if moved == "theirs" else ours).VectorReplayBuffer(12, 2), theirs.VectorReplayBuffer(12, 2)]
         buffers = [module.PrioritizedReplayBuffer(20, **PRIORITIES) for module in (ours, theirs)]
         for _ in range(9):
@@ -279,7 +309,8 @@ def test_update_takes_another_buffers_transitions(moved: str) -> None:
                 batch.pop("obs_next")
             for source, buffer in zip(sources, buffers, strict=True):
                 source.add(both[0])
-                buffer.add(both[1])
+                if kind != "parts":  # rows of any length come in batches of one axis
+                    buffer.add(both[1])
         for _ in range(2):
             found = [buffer.update(source) for source, buffer in zip(sources, buffers, strict=True)]
             np.testing.assert_array_equal(*found)
@@ -516,9 +547,10 @@ def test_nulls_are_found() -> None:
 
 
 @pytest.mark.parametrize("way", ["pickle", "hdf5", "pickle, disk"])
-def test_saved_and_loaded(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("observed", ["image", "parts"])
+def test_saved_and_loaded(way: str, observed: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {"disk": tmp_path / "store"} if "disk" in way else {}
-    steps, kind = Steps(2, "image"), ours.PrioritizedVectorReplayBuffer
+    steps, kind = Steps(2, observed), ours.PrioritizedVectorReplayBuffer
     buffer, other = kind(40, 2, **PRIORITIES, **more), theirs.PrioritizedVectorReplayBuffer(40, 2, **PRIORITIES)
     for _ in range(50):
         batch = steps.batch(np.arange(2))
@@ -565,6 +597,33 @@ def test_what_is_added_first_to_a_loaded_buffer_comes_back(way: str, tmp_path: P
     buffer.close()
 
 
+def test_texts_as_actions_stay_in_tianshous_arrays() -> None:
+    steps, both = Steps(2, "text"), [module.VectorReplayBuffer(40, 2) for module in (ours, theirs)]
+    for step in range(30):
+        batch = steps.batch(np.arange(2))
+        batch.act = rows([f"go {step}", "stay"])
+        for buffer in both:
+            buffer.add(batch)
+    assert_same(both[0][:], both[1][:])
+    with pytest.raises(ValueError, match="expected object as in the first transitions"):
+        both[0].add(steps.batch(np.arange(2)))
+
+
+def test_rows_of_any_length_are_copied_and_may_happen_to_have_one_length() -> None:
+    buffer = ours.VectorReplayBuffer(20, 2)
+    given = [rows([np.arange(2), np.arange(3)]), np.array([[7, 8], [9, 9]]), rows([np.arange(0), np.arange(1)])]
+    kept = [[row.copy() for row in one] for one in given]
+    for obs, after in pairwise(given):
+        ends = dict(terminated=np.zeros(2, np.bool_), truncated=np.zeros(2, np.bool_))
+        buffer.add(Batch(obs=obs, obs_next=after, act=np.zeros(2), rew=np.zeros(2), **ends))
+        for row in obs:
+            row[:] = -1  # as an environment that fills its arrays anew
+    stored = buffer[[0, 10, 1, 11]]
+    assert_same(stored.obs, rows(kept[0] + kept[1]))
+    assert_same(stored.obs_next, rows(kept[1] + kept[2]))
+    assert [one.length for one in buffer.transitions.store.episodes()] == [2, 2]
+
+
 def test_bad_input_changes_nothing() -> None:
     steps, buffer = Steps(2), ours.VectorReplayBuffer(40, 2)
     buffer.add(steps.batch(np.arange(2)))
@@ -573,11 +632,12 @@ def test_bad_input_changes_nothing() -> None:
         ("rew", np.zeros((2, 2)), "finite reward"),
         ("rew", np.zeros(3), "finite reward"),
         ("terminated", np.zeros(3), "two flags"),
-        ("obs", np.array([None, None]), "dtype object"),
-        ("obs_next", np.array(["a", "b"]), "expected numbers"),
+        ("obs", np.array([None, None]), "add: obs: row 0 is None, expected a text, or an array of numbers"),
+        ("obs_next", np.array(["a", "b"]), r"got 'a', expected float32 of shape \(3,\) as in the first"),
+        ("obs", rows([np.zeros(3), "a"]), "add: obs: rows of several kinds"),
+        ("obs", rows([np.zeros(2), np.zeros((2, 2))]), "add: obs: rows of several kinds"),
         ("obs", np.zeros((2, 4), np.float32), "shape"),
-        ("act", np.array(["left", "right"]), "add: act is of dtype object, expected numbers"),
-        ("act", np.array([np.zeros(2), np.zeros(3)], object), "add: act is of dtype object, expected numbers"),
+        ("act", np.array(["left", "right"]), "got act 'left', expected int64"),
     ]:
         batch = steps.batch(np.arange(2))
         batch[name] = value

@@ -25,12 +25,13 @@ class Stack:
     """Composition of observations [*shape] of frames.
 
     Attributes:
+        shape, dtype: of an observation, as a ``Field`` takes them; texts and rows of any length are stored whole.
         frames: number of frames in an observation; 1: it is stored whole.
         channels: number of channels of a frame. ``axis``: axis of the channels in an observation, 0 or -1.
         pad: padding before an episode's first frame: that frame again ("repeat"), or zeros ("zeros").
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: str
     frames: int = 1
     channels: int = 1
@@ -46,7 +47,7 @@ class Stack:
     def as_stored(self, field: Field) -> Stack | None:
         """Return the stack by which ``field`` stores such observations; ``None``: it stores others."""
         made = [self]
-        if field.stack is not None and len(self.shape) == 3:
+        if field.stack is not None and _three_axes(self.shape):
             made = [stack for stack in ways(self, field.stack) if stack.pad == field.pad]
         return next((stack for stack in made if stack.field() == field), None)
 
@@ -152,10 +153,13 @@ def _planes(images: Array) -> Array:
 def same_bits(one: Array, other: Array) -> Bools:
     """Return which rows [n, ...] are equal bit by bit, so a NaN equals itself: bool [n].
 
-    Different dtypes are compared by value; rows of different shapes are unequal.
+    Different dtypes are compared by value; rows of different shapes are unequal. Texts and rows of any length, in
+    arrays of objects, are compared one by one.
     """
     if one.shape != other.shape:
         return np.zeros(len(one), np.bool_)
+    if one.dtype == object == other.dtype:
+        return np.array([_same_row(a, b) for a, b in zip(one.flat, other.flat, strict=True)], np.bool_)
     if one.dtype != other.dtype:
         equal: Bools = (one == other).all(axis=tuple(range(1, one.ndim)))
         return equal
@@ -166,6 +170,16 @@ def same_bits(one: Array, other: Array) -> Bools:
     words = [_rows(array).view(f"u{word}") for array in (one, other)]
     equal = (words[0] == words[1]).all(1)
     return equal
+
+
+def _same_row(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.shape == other.shape and bool(same_bits(one[None], other[None])[0])
+    return type(one) is type(other) and bool(one == other)
+
+
+def _three_axes(shape: tuple[Any, ...]) -> bool:
+    return len(shape) == 3 and shape[0] is not None
 
 
 def _rows(array: Array) -> Array:
@@ -189,7 +203,7 @@ class StackFinder:
         ValueError: ``frames`` is something else.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, frames: int | str | None) -> None:
+    def __init__(self, shape: tuple[Any, ...], dtype: Any, frames: int | str | None) -> None:
         self.whole = Stack(shape, np.dtype(dtype).name)
         self._moved, self._looked = 0, False
         self._open: list[Stack] = []
@@ -198,9 +212,9 @@ class StackFinder:
             raise ValueError(
                 f"frame_stack={frames!r}, expected 'auto', None, or the number of frames in an observation"
             )
-        if len(shape) == 3 and known and frames != 1:
+        if _three_axes(shape) and known and frames != 1:
             self._open = ways(self.whole, int(frames))  # type: ignore[arg-type]
-        elif len(shape) == 3 and frames == "auto" and _looks_like_an_image(shape, np.dtype(dtype)):
+        elif _three_axes(shape) and frames == "auto" and _looks_like_an_image(shape, np.dtype(dtype)):
             axis = channel_axis(shape)
             counts = [k for k in range(shape[axis], 1, -1) if shape[axis] % k == 0]
             self._open = [stack for k in counts for stack in ways(self.whole, k) if stack.axis == axis]
@@ -234,7 +248,7 @@ class StackFinder:
 
 
 def finders(
-    shapes: Mapping[str, tuple[tuple[int, ...], Any]], frames: int | str | None, whole: Collection[str]
+    shapes: Mapping[str, tuple[tuple[Any, ...], Any]], frames: int | str | None, whole: Collection[str]
 ) -> dict[str, StackFinder]:
     """Return a finder for each of several observations.
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.integrations.any_length import plain_rows
 from sharpwave.integrations.frame_stacks import Stack, same_bits
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
@@ -185,10 +186,10 @@ class FrameWriter:
         old.close()
 
     def whole(self, obs: Any) -> Any:
-        """Return a batch's whole observations [B, *shape], or a dict of those."""
+        """Return a batch's whole observations [B, *shape], or a dict of those; rows of any length as objects [B]."""
         if self._single is not None:
-            return self.stacks[self._single].join(obs)
-        return {name: stack.join(obs[name]) for name, stack in self.stacks.items()}
+            return self.stacks[self._single].join(plain_rows(obs))
+        return {name: stack.join(plain_rows(obs[name])) for name, stack in self.stacks.items()}
 
 
 def move(old: Store, new: Store, single: str | None, changed: Callable[[Named], Named]) -> None:
@@ -206,8 +207,8 @@ def move(old: Store, new: Store, single: str | None, changed: Callable[[Named], 
     ids = np.concatenate([found[found >= 0] for found in lanes]) if lanes else np.empty(0, np.int64)
     for begin in range(0, len(ids), MOVED):
         batch = view.fetch(ids[begin : begin + MOVED])
-        before = changed(batch.obs if single is None else {single: batch.obs})
-        after = changed(batch.next_obs if single is None else {single: batch.next_obs})
+        parts = ((one if single is None else {single: one}) for one in (batch.obs, batch.next_obs))
+        before, after = (changed({name: plain_rows(one) for name, one in part.items()}) for part in parts)
         for row, lane in enumerate(batch.lane.tolist()):
             obs, next_obs = ({k: v[row] for k, v in part.items()} for part in (before, after))
             new.append(

@@ -63,14 +63,14 @@ class Resets:
         found = np.zeros(len(lanes), np.bool_)
         for row in np.flatnonzero(self._may[lanes]).tolist():
             lane = int(lanes[row])
-            obs = [one[row] for one in before.values()]
+            obs = _row(before, row)
             if not _same(obs, self._last[lane]):
                 self._others += 1
                 continue
             if ended[row]:
                 continue
             sure = self._alike >= MOST * self._others + SURE
-            went = _distance(obs, [one[row] for one in after.values()])
+            went = _distance(obs, _row(after, row))
             if not sure and (went == 0 or _same(obs, self._first[lane])):
                 continue
             alike = reward[row] == 0 and went > self._came[lane] and not _same(obs, self._first[lane])
@@ -84,18 +84,24 @@ class Resets:
         """Record rows [n], the ``dropped`` ones among them, and the ends that the environment reported (``told``)."""
         if len(self._first) < len(self._may):
             for row, lane in enumerate(lanes.tolist()):
-                self._first.setdefault(lane, [np.array(one[row]) for one in before.values()])
+                self._first.setdefault(lane, [one.copy() for one in _row(before, row)])
         self._may[lanes] = may = ended & ~told & ~dropped
         for row in np.flatnonzero(may).tolist():
-            self._last[int(lanes[row])] = last = [np.array(one[row]) for one in after.values()]
-            self._came[lanes[row]] = _distance([one[row] for one in before.values()], last)
+            self._last[int(lanes[row])] = last = [one.copy() for one in _row(after, row)]
+            self._came[lanes[row]] = _distance(_row(before, row), last)
+
+
+def _row(obs: Named, row: int) -> list[Array]:
+    """Return each observation's row, [1, ...]."""
+    return [one[row : row + 1] for one in obs.values()]
 
 
 def _distance(some: list[Array], others: list[Array]) -> float:
+    """Return how far apart two rows are; texts and rows of any length count for nothing."""
     with np.errstate(invalid="ignore"):
-        apart = (np.nansum(np.abs(a.astype(float) - b.astype(float))) for a, b in zip(some, others, strict=True))
-        return float(sum(apart))
+        numbers = ((a, b) for a, b in zip(some, others, strict=True) if a.dtype != object)
+        return float(sum(np.nansum(np.abs(a.astype(float) - b.astype(float))) for a, b in numbers))
 
 
 def _same(some: list[Array], others: list[Array]) -> bool:
-    return all(bool(same_bits(a[None], b[None])[0]) for a, b in zip(some, others, strict=True))
+    return all(bool(same_bits(a, b)[0]) for a, b in zip(some, others, strict=True))

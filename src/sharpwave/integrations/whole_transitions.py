@@ -44,7 +44,8 @@ class WholeTransitions:
     """Store that is made or opened at first need, once it is known whether observations are stacks of frames.
 
     Args:
-        shapes: shape and dtype of an observation; for a dict observation, of each part by name.
+        shapes: shape and dtype of an observation, as a ``Field`` takes them; for a dict observation, of each part by
+            name. Texts and rows of any length are given as arrays of objects [rows].
         action: field of the actions.
         lanes: number of environments; each call of ``add`` has a transition of every one, unless it names lanes.
         frame_stack: as for ``StackFinder``.
@@ -58,7 +59,7 @@ class WholeTransitions:
 
     def __init__(
         self,
-        shapes: Mapping[str, tuple[tuple[int, ...], Any]] | tuple[tuple[int, ...], Any],
+        shapes: Mapping[str, tuple[tuple[Any, ...], Any]] | tuple[tuple[Any, ...], Any],
         action: Field,
         lanes: int,
         frame_stack: int | str | None,

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from tianshou.data import Batch
 
+from sharpwave.integrations.any_length import rows_of
+
 Array = npt.NDArray[Any]
 Obs = Any
-"""Array, or dict of arrays by the names of an observation's parts."""
+"""Array, or dict of arrays by the names of an observation's parts; texts and rows of any length are objects [n]."""
 
 BELOW = "/"
 """Separator between the names of a part and its sub-part."""
@@ -21,7 +23,9 @@ def split(value: Any, alone: bool) -> Obs:
     """Convert an array or a ``Batch`` to an array [n, ...], or a dict of those. ``alone``: the value lacks axis n."""
     if isinstance(value, Batch):
         return dict(_leaves(value, "", alone))
-    array = np.asarray(value)
+    array = np.asarray(value, object if isinstance(value, (str, bytes)) else None)
+    if array.dtype.kind in "SU":
+        array = array.astype(object)
     return array[None] if alone else array
 
 
@@ -36,6 +40,8 @@ def _leaves(value: Batch, above: str, alone: bool) -> Iterator[tuple[str, Array]
 def joined(obs: Obs, index: Array) -> Any:
     """Return observations [n, ...] as Tianshou does for an array of n indices of any shape."""
     if not isinstance(obs, dict):
+        if obs.dtype == object and index.ndim == 0:
+            return obs[0]
         return obs if index.ndim == 1 else obs.reshape((*index.shape, *obs.shape[1:]))
     nested: dict[str, Any] = {}
     for name, one in obs.items():
@@ -67,19 +73,20 @@ def where(rows: npt.NDArray[np.bool_], one: Obs, other: Obs) -> Obs:
 
 
 def checked(obs: Obs, name: str) -> Obs:
-    """Return observations, or actions.  Raises: TypeError: they are not numbers."""
-    for part, one in obs.items() if isinstance(obs, dict) else [("", obs)]:
-        if one.dtype.kind not in "biuf":
-            raise TypeError(
-                f"add: {name}{part and BELOW + part} is of dtype {one.dtype}, expected numbers in arrays that have one "
-                "shape in all environments; have the environment return those, or use Tianshou's own buffer"
-            )
-    return obs
+    """Return observations: numbers as they are, and copies of objects.  Raises: TypeError: a store holds no such."""
+    if isinstance(obs, dict):
+        return {part: checked(one, f"{name}{BELOW}{part}") for part, one in obs.items()}
+    if obs.dtype.kind in "biuf":
+        return obs
+    try:
+        return rows_of(f"add: {name}", obs)
+    except TypeError as error:
+        raise TypeError(f"{error}; have the environment return those, or use Tianshou's own buffer") from error
 
 
 def stand_in(action: Obs, rows: int) -> Array:
-    """Return actions [n, ...] for a store: zeros [n] for a dict of them, which only Tianshou's arrays hold."""
-    return np.zeros(rows, np.uint8) if isinstance(action, dict) else action
+    """Return actions [n, ...] for a store: zeros [n] for dicts and objects, which only Tianshou's arrays hold."""
+    return np.zeros(rows, np.uint8) if isinstance(action, dict) or action.dtype == object else action
 
 
 def null_rows(value: Any, rows: int) -> npt.NDArray[np.bool_]:

@@ -86,7 +86,8 @@ class StoredObservations:
         there = self._places.filled[places]
 
         def spread(found: Array) -> Array:
-            column = np.zeros((len(places), *found.shape[1:]), found.dtype)
+            empty = None if found.dtype == object else 0  # as Tianshou's
+            column = np.full((len(places), *found.shape[1:]), empty, found.dtype)
             column[there] = found
             return column
 
@@ -142,10 +143,14 @@ class StoredObservations:
             of.pop("obs_next", None)
         if self._stored.alone not in (None, "obs_next" not in of):
             raise ValueError("add: got obs_next with some transitions only, expected it with all of them or with none")
-        rew, act = of["rew"], checked(stand_in(of["act"], rows), "act")
+        rew, act = of["rew"], stand_in(of["act"], rows)
         flags = [of[name].reshape(-1).astype(np.bool_) for name in ("terminated", "truncated")]
         if rew.dtype.kind not in "biuf" or any(len(one) != rows for one in (rew, *flags)) or not np.isfinite(rew).all():
             raise ValueError(f"add: got rewards {rew!r} and ends {flags}, expected a finite reward and two flags each")
+        came = getattr(of["act"], "dtype", act.dtype)
+        held = getattr(self._meta.get("act"), "dtype", came)
+        if "O" in (held.kind, came.kind) and held != came:
+            raise ValueError(f"add: got act {of['act'][0]!r:.60}, expected {held} as in the first transitions")
         obs = [checked(of[name], name) for name in ("obs", "obs_next") if name in of]
         if len(self._meta.get_keys()) and self._meta.rew.shape[1:] != rew.shape[1:]:
             raise ValueError(
@@ -210,8 +215,8 @@ class StoredObservations:
             return np.empty(0, np.int64)
         if isinstance(batch.obs_next, Batch) and not len(batch.obs_next.get_keys()):
             del batch.obs_next
-        for number, row in enumerate(batch):
-            written = self._store(row, True, LANE)
+        for number in range(len(batch)):
+            written = self._store(batch[number : number + 1], False, LANE)
             self._put((self._insertion_idx + LANE + number) % self.maxsize, LANE, *written)
         rest = object.__new__(type(buffer))  # `copy` would share its attributes
         rest.__dict__.update(buffer.__dict__)
@@ -227,7 +232,7 @@ class StoredObservations:
         columns = dict(zip(names, (obs, act, rew, terminated, truncated, obs_next), strict=True))
         buffer = cls(len(obs))
         for row in range(len(obs)):
-            buffer.add(Batch({name: column[row] for name, column in columns.items()}))
+            buffer.add(Batch({name: column[row : row + 1] for name, column in columns.items()}), [0])
         return buffer
 
     def set_batch(self, batch: Any) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.data.varying import objects
 from sharpwave.errors import EmptyError
+from sharpwave.integrations.any_length import Shaped, shape_of
 from sharpwave.integrations.frame_stacks import same_bits
 from sharpwave.integrations.tianshou.batches import Obs, each, together
 from sharpwave.integrations.whole_transitions import WholeTransitions, packed, unpacked
@@ -157,19 +160,17 @@ class Stored:
         assert self.transitions is not None
         if self._found:
             self.view  # noqa: B018  # before adding: saved ids are valid, and new ones follow
-        obs = self._newest(obs)
+        obs = self._as_made(self._newest(obs))
         ids: Ints | None
         if after is not None:
-            untold = np.zeros(len(lanes), np.bool_)
-            ids = self.transitions.add(
-                obs, self._newest(after), action, reward, terminated, truncated, lanes, tells_finals=untold
-            )
+            after, untold = self._as_made(self._newest(after)), np.zeros(len(lanes), np.bool_)
+            ids = self.transitions.add(obs, after, action, reward, terminated, truncated, lanes, tells_finals=untold)
         else:
             ids = alone = self.transitions.add_alone(obs, action, reward, terminated, truncated, lanes)
             for row, lane in enumerate(lanes.tolist()):
                 self._heads.pop(lane, None)
                 if not (terminated[row] or truncated[row]):
-                    self._heads[lane] = int(alone[row]), each(obs, lambda one, row=row: one[row].copy())  # type: ignore[misc]
+                    self._heads[lane] = int(alone[row]), each(obs, lambda one, row=row: copy.copy(one[row]))  # type: ignore[misc]
         stored = self.transitions.stored_last[lanes]
         self.places.write(lanes, stored)
         known = ids is not None and self._viewed is not None and self._viewed[0] is self.transitions.store
@@ -195,7 +196,7 @@ class Stored:
             goes_on = images and after is not None and same_bits(obs[:, 1:], after[:, :-1]).all()
             frames = self._stack if goes_on and frames is not None else None
         self.whole = frames is not None or not (self._last_only or self._stack > 1)
-        shapes = each(self._newest(obs), lambda one: (one.shape[1:], one.dtype))
+        shapes = each(self._newest(obs), lambda one: shape_of("add: obs", one))
         self._layout = shapes, Field(action.shape[1:], action.dtype.name), self._lanes, frames
         self._connect()
 
@@ -204,6 +205,24 @@ class Stored:
 
     def _newest(self, obs: Obs) -> Obs:
         return obs if self.whole or not self._last_only else each(obs, lambda one: one[:, -1])
+
+    def _as_made(self, obs: Obs) -> Obs:
+        """Return rows of any length as objects, whatever they are.  Raises: ValueError: objects where none were."""
+
+        def as_made(values: Array, shaped: Shaped) -> Array:
+            if None in shaped[0]:
+                return values if values.dtype == object else objects([one.copy() for one in values])
+            if values.dtype == object:
+                raise ValueError(
+                    f"add: got {values[0]!r:.60}, expected {shaped[1]} of shape {shaped[0]} as in the first transitions"
+                    "; if lengths differ, give arrays of objects from the first on"
+                )
+            return values
+
+        shapes: Any = self._layout[0]
+        if not isinstance(obs, dict) or not isinstance(shapes, dict):
+            return obs if isinstance(obs, dict) or isinstance(shapes, dict) else as_made(obs, shapes)
+        return {name: as_made(one, shapes[name]) if name in shapes else one for name, one in obs.items()}
 
     @property
     def view(self) -> Replay[Any]:
@@ -256,7 +275,7 @@ class Stored:
         return obs, after
 
     def _fetch(self, view: Replay[Any], places: Ints) -> tuple[Obs, Obs]:
-        """Decode observations; zeros at places that never had a transition."""
+        """Decode observations; zeros at places that never had a transition, or None in arrays of objects."""
         assert self.transitions is not None
         ids, absent, parts = self.places.ids[places], self.places.absent[places], []
         most = self._most_at_once()
@@ -265,6 +284,9 @@ class Stored:
             batch = view.fetch(ids[part], missing="mask")
             absent[part] |= (ids[part] >= 0) & (batch.ids < 0)
             found = [self.transitions.whole(one) for one in (batch.obs, batch.next_obs)]
+            for one in (leaf for obs in found for leaf in (obs.values() if isinstance(obs, dict) else [obs])):
+                if one.dtype == object:
+                    one[ids[part] < 0] = None
             for row in np.flatnonzero(absent[part]).tolist() if self._heads else ():
                 for head, obs in self._heads.values():
                     if head == ids[begin + row]:
@@ -283,7 +305,7 @@ class Stored:
         if store.ram is None:
             return MOST_AT_ONCE
         fields = [store.spec.fields[name] for name in store.spec.obs_names]
-        each_bytes = sum(field.row_bytes * (field.frames + 1) for field in fields)
+        each_bytes = sum(field.typical_bytes * (field.frames + 1) for field in fields)
         return max(1, min(MOST_AT_ONCE, int(store.ram * MOST_OF_RAM) // each_bytes))
 
     # saving

@@ -1,0 +1,75 @@
+"""Rows of any length - texts, and arrays of any length - in other frameworks' data: arrays of objects, one a row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.data.varying import Objects, objects
+from sharpwave.ragged import Ragged
+
+Shaped = tuple[tuple[int | None, ...], Any]
+"""Shape and dtype of a row, as a ``Field`` takes them."""
+
+
+def rows_of(what: str, values: Iterable[Any]) -> Objects:
+    """Return copies of texts, or of arrays or lists of numbers, as an array of objects.
+
+    Raises: TypeError: one is something else, or of another kind than the others; ``what`` names them.
+    """
+    rows: list[Any] = []
+    for one in values:
+        if isinstance(one, (str, bytes)):
+            rows.append(str(one) if isinstance(one, str) else bytes(one))
+            continue
+        try:
+            given = np.array(one)
+            row = np.array(given.tolist()) if given.dtype == object else given
+        except (TypeError, ValueError):
+            row = np.empty((), object)
+        if row.ndim == 0 or row.dtype.kind not in "biuf":
+            raise TypeError(
+                f"{what}: row {len(rows)} is {one!r:.60}, expected a text, or an array of numbers in each row; a store "
+                "holds no other objects"
+            )
+        rows.append(row)
+    found = objects(rows)
+    shape_of(what, found)
+    return found
+
+
+def shape_of(what: str, values: npt.NDArray[Any]) -> Shaped:
+    """Return the shape and dtype of the rows of an array, in which objects have any length.
+
+    Raises: TypeError: objects of several kinds; ``what`` names them.
+    """
+    if values.dtype != object:
+        return values.shape[1:], values.dtype
+    kinds = {type(one) if isinstance(one, (str, bytes)) else one.shape[1:] for one in values if not _is_nothing(one)}
+    if len(kinds) > 1:
+        raise TypeError(
+            f"{what}: rows of several kinds ({values[0]!r:.30}, ...), expected texts, or arrays of one shape"
+        )
+    kind = kinds.pop() if kinds else ()
+    if isinstance(kind, type):
+        return (None,), kind.__name__
+    dtypes = {one.dtype for one in values if not _is_nothing(one)} or {one.dtype for one in values}
+    return (None, *kind), np.result_type(*dtypes)
+
+
+def _is_nothing(row: Any) -> bool:
+    """Return whether a row is an empty list, which has no dtype of its own."""
+    return isinstance(row, np.ndarray) and row.shape == (0,)
+
+
+def plain_rows(values: Any) -> Any:
+    """Return an array of objects for a batch's rows of any length; other arrays unchanged."""
+    if not isinstance(values, Ragged):
+        return values
+    if values.text is not None:
+        rows = values.strings() if values.text == "str" else values.bytes()
+        return objects(rows)
+    return objects([row.copy() for row in values])
