@@ -499,9 +499,10 @@ class Cluster:
             return self._written(name, self._columns[name], ids, values, shards)
 
     def _written(self, name: str, field: Field, ids: Any, values: Any, shards: Any) -> int:
-        checked = checked_values(name, field, ids, values, shards, Tag(self._local._log.tag, STEPS))
+        links = list(self._members.now())
+        checked = checked_values(name, field, ids, values, shards, Tag(self._local._log.tag, STEPS), links)
         head = {"name": name, "field": described(field)}
-        return sum(send_values(link, head, checked) for link in list(self._members.now()))
+        return sum(send_values(link, head, checked) for link in links)
 
     def _take_over_columns(self) -> bool:
         """Take over the kinds of this object's columns that shards have now; return whether others than before."""

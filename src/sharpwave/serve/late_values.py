@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sharpwave.log.late_columns import WRITTEN, LateColumns, described, field_of
 from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.remote_ids import checked_shards, checked_steps
 from sharpwave.serve.wire import Frame, Part, Request, WireError, array_in
 from sharpwave.spec import Field
 from sharpwave.store import Store
@@ -26,7 +27,7 @@ from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.ids import Tag
 from sharpwave.views.late_rows import LateRows
 from sharpwave.views.layout import BatchTarget
-from sharpwave.views.replay import checked_ids, on_host, without_gradient
+from sharpwave.views.replay import without_gradient
 from sharpwave.views.window_values import window_values
 
 Bytes = npt.NDArray[np.uint8]
@@ -38,11 +39,6 @@ REQUEST_BYTES = 4 << 20
 """Bytes of values of a request, unless a single one has more: a shard's memory for requests is limited."""
 MAX_DESCRIBED_BYTES = 128 << 10
 """Bytes of a shard's columns, as JSON, with which clients may add one: a message's head has room for them."""
-IDS_ALONE = (
-    "ids alone do not say which shard they are of, nor whether it began anew since; pass the batch itself, or "
-    "shards=batch.shards"
-)
-"""Refusal of ids without shards, also of the only shard: one that began anew has other steps under these ids."""
 WRONG = (KeyError, TypeError, ValueError, AttributeError)
 """Errors of a description that is none."""
 
@@ -183,29 +179,24 @@ def value_requests(
         yield parts | {"values": some.reshape(len(some), -1).view(np.uint8).reshape(len(some), -1)}
 
 
-def checked_values(name: str, field: Field, items: Any, values: Any, shards: Any, tag: Tag) -> Written:
+def checked_values(
+    name: str, field: Field, items: Any, values: Any, shards: Any, tag: Tag, links: Sequence[Link]
+) -> Written:
     """Check values for the steps ``items``.
 
     Args:
         items: a batch of transitions, or their ids, with ``shards``; or a batch of sequences.
+        tag, links: of the cluster.
 
     Raises: ValueError, TypeError: naming the argument.
     """
     given = without_gradient(values) if hasattr(values, "detach") else values
-    shards = getattr(items, "shards", None) if shards is None else shards
     if isinstance(items, SequenceBatch):
         lanes, numbers, rows, item = window_values(name, field, items, given)
-        steps = {"lanes": lanes, "steps": numbers}
-        shards = None if shards is None else on_host(shards)[item]
-    else:
-        ids = checked_ids("write_column", items, tag)
-        steps, rows = {"ids": ids}, field.rows(name, given, len(ids))
-    if shards is None:
-        raise ValueError(f"write_column: {IDS_ALONE}")
-    shards = on_host(shards)
-    if shards.shape != (len(rows),) or shards.dtype.kind not in "iu":
-        raise ValueError(f"shards: got shape {shards.shape} {shards.dtype}, expected int64 [{len(rows)}]")
-    return Written(rows, steps, shards)
+        whole = checked_shards("write_column", items.shards if shards is None else shards, len(items))
+        return Written(rows, {"lanes": lanes, "steps": numbers}, whole[item])
+    ids, found = checked_steps("write_column", items, shards, tag, links)
+    return Written(field.rows(name, given, len(ids)), {"ids": ids}, found)
 
 
 def send_values(link: Link, head: Mapping[str, Any], values: Written) -> int:

@@ -23,13 +23,18 @@ from sharpwave.serve.late_values import Columns, LateTaker, add_column, chosen, 
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.shard_parts import ShardPart, ShardParts
 from sharpwave.serve.shared_memory import SharedBlocks
-from sharpwave.serve.wire import Request, WireError
+from sharpwave.serve.wire import Frame, Request, WireError, array_in
+from sharpwave.validation import Missing
 from sharpwave.views.batch_source import MAX_LAYOUTS, BatchSource
 from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import Replay, flat_names
 
+Ints = npt.NDArray[np.int64]
+
 QUARANTINE_S = 120.0
 """Seconds for which memory is not used again that a lost shard may still be writing to."""
+FETCHED_IDS = 1024
+"""Ids of a request for items: a shard's memory for requests is limited."""
 ATTEMPTS = 8
 """Requests for a batch, at most, while shards are lost."""
 KEEPS = (EmptyError, LimiterTimeoutError, ShardLostError)
@@ -346,6 +351,88 @@ class RemoteBatches:
         if names is not None:
             for name in there.keys() - self._spec.fields.keys() - names:
                 del there[name]  # only the marks were asked for
+
+    def fetched(self, ids: Ints, incarnations: Ints, fields: BatchFields, missing: Missing) -> Any:
+        """Return the items with the given ids, each of the shard of its incarnation.
+
+        Raises: KeyError, ShardLostError; and errors of shards.
+        """
+        for attempt in range(2):
+            try:
+                replies, lost = self._fetch(ids, incarnations, fields)
+                break
+            except ShardLostError:  # that was a connection of the shard's life before
+                if attempt:
+                    raise
+        known = np.concatenate([np.zeros(0, np.int64), *(places for places, _ in replies)])
+        if lost is not None and len(known) < len(ids):
+            raise lost
+        held = [places[array_in(reply.parts, "there", np.bool_, len(places))] for places, reply in replies]
+        order = np.concatenate([np.zeros(0, np.int64), *held])
+        gone = np.setdiff1d(np.arange(len(ids)), order)
+        if missing == "raise" and len(gone):
+            raise KeyError(f"fetch: id {ids[gone[0]]} was evicted, or its successor is not known yet")
+        source, begin = fields.source, 0
+        target = source.lend_once(len(ids))
+        with self._decoding:
+            for places, (_, reply) in zip(held, replies, strict=True):
+                if len(places):
+                    part = target.part(begin, begin + len(places))
+                    read_into(part, reply, source.view, self.fields, fields.numbers)
+                    take_ragged(part, reply, self._spec)
+                    self._late.take(part, reply)
+                    begin += len(places)
+        for rows in target.ragged.values():
+            each = (len(rows.offsets) - 1) // max(1, len(ids))
+            if len(gone):
+                rows.take_part(begin * each, rows.values[:0], np.zeros(len(gone) * each, np.int64), np.empty)
+        batch = target.batch
+        self._add_columns(batch, fields)
+        places = np.argsort(np.concatenate([order, gone]))
+        target.arrange(places)
+        for name in batch.fields.keys() - self._spec.fields.keys():
+            batch.fields[name][:] = batch.fields[name][places]
+        target.draw.probabilities.fill(np.nan)
+        target.draw.weights.fill(1)
+        target.clear(gone)
+        batch.shards = incarnations.copy()
+        return batch
+
+    def _fetch(
+        self, ids: Ints, incarnations: Ints, fields: BatchFields
+    ) -> tuple[list[tuple[Ints, Frame]], ShardLostError | None]:
+        """Ask shards for items; return each reply with the places of its ids, and the error of a shard that cannot be
+        reached, which may have the others.
+
+        Raises: ShardLostError: one was lost meanwhile.
+        """
+        lost: ShardLostError | None = None
+        asked: list[tuple[Ints, ShardPart, int]] = []
+        replies: list[tuple[Ints, Frame]] = []
+        names = {} if fields.names is None else {"fields": sorted(fields.names)}
+        try:
+            for number, link in self._of.links.items():
+                try:
+                    shard = self._of.ensure(number)
+                except ShardLostError as error:
+                    self._of.lost(number)
+                    lost = error
+                    continue
+                own = np.flatnonzero(incarnations == link.incarnation)
+                for begin in range(0, len(own), FETCHED_IDS):
+                    some = own[begin : begin + FETCHED_IDS]
+                    ticket = link.submit(Request.FETCH, self._of.head(shard) | names, {"ids": ids[some]})
+                    asked.append((some, shard, ticket))
+            while asked:
+                some, shard, ticket = asked[0]
+                reply = shard.link.wait(ticket)
+                shard.hear(reply)
+                replies.append((some, reply))
+                del asked[0]
+        finally:
+            for _, shard, ticket in asked:
+                shard.link.drop(ticket)
+        return replies, lost
 
     def _move(self, plan: PlannedBatch) -> None:
         """Move received shares of a batch to other memory: a lost shard may still write to the batch's own."""

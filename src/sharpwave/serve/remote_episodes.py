@@ -15,6 +15,7 @@ from sharpwave.log.late_columns import WRITTEN, described
 from sharpwave.ragged import Ragged
 from sharpwave.serve.late_values import REQUEST_BYTES, Columns, value_requests
 from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.remote_ids import incarnations
 from sharpwave.serve.shard_episodes import FLAGS, GONE, IDS, MAX_RUNS, OF_STEPS, REWARDS, EpisodeArray
 from sharpwave.serve.wire import Frame, Part, Request, WireError, array_in
 from sharpwave.spec import Field, Spec
@@ -261,7 +262,8 @@ def _checked(reply: Frame) -> tuple[Table, Ints]:
 
 
 def deleted(members: Sequence[Link], given: Any) -> int:
-    """Delete episodes of shards; return the number of their steps that were held.
+    """Delete episodes of shards, which another client of theirs may have found; return the number of their steps that
+    were held.
 
     Raises:
         TypeError, ValueError: not episodes of this cluster, or one that had not ended; nothing was changed.
@@ -271,11 +273,14 @@ def deleted(members: Sequence[Link], given: Any) -> int:
     if isinstance(episodes, str) or not isinstance(episodes, Iterable):
         raise TypeError(f"delete: episodes={given!r:.100}, expected episodes as episodes() gives them")
     by_reader: dict[int, tuple[RemoteReader, list[StoredEpisode]]] = {}
+    known: list[int] | None = None
     for one in episodes:
         if not isinstance(one, StoredEpisode):
             raise TypeError(f"delete: got {one!r:.100} among the episodes, expected those that episodes() gives")
         reader = one._reader
-        if not isinstance(reader, RemoteReader) or reader.link not in members:
+        if not isinstance(reader, RemoteReader) or not (
+            reader.link in members or reader.shard in (known := incarnations(members) if known is None else known)
+        ):
             raise ValueError(f"delete: {one!r:.200} is of another store or cluster")
         if one.ended is None:
             raise ValueError(

@@ -15,14 +15,16 @@ from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
 from sharpwave.native.forks import follow
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described
-from sharpwave.serve.late_values import IDS_ALONE, Columns
+from sharpwave.serve.late_values import Columns
 from sharpwave.serve.members import Members
 from sharpwave.serve.remote_batches import KEEPS, BatchFields, PlannedBatch, RemoteBatches
+from sharpwave.serve.remote_ids import checked_steps
 from sharpwave.serve.shard_parts import ShardParts
 from sharpwave.serve.wire import TRANSITIONS, Part, Request
+from sharpwave.validation import Missing, check_missing
 from sharpwave.views.batch import Arrays
 from sharpwave.views.layout import BatchTarget
-from sharpwave.views.replay import Replay, check_stream, checked_errors, on_host
+from sharpwave.views.replay import Replay, check_stream, checked_errors
 
 B = TypeVar("B", bound=Arrays)
 Ints = npt.NDArray[np.int64]
@@ -346,6 +348,34 @@ class RemoteReplay(Generic[B]):
             (plans if self._of.limits_uses and plan.is_like(batch_size, fields) else others).append(plan)
         self._batches.abandon(others)
 
+    def fetch(
+        self,
+        ids: B | npt.ArrayLike,
+        shards: npt.ArrayLike | None = None,
+        *,
+        missing: Missing = "raise",
+        fields: Sequence[str] | None = None,
+    ) -> B:
+        """Return the items with the given ids, from all shards: as ``Replay.fetch``, of which they are no draw either.
+
+        Args:
+            ids: a batch; or ids, with ``shards``, both in the same order.
+            shards: ``batch.shards``, or ``episode.shards``, where ids are given.
+            missing: policy for items that were evicted or deleted, that cannot be sampled yet, or whose shard began
+                anew since: as for ``Replay.fetch``.
+            fields: as for ``sample``.
+
+        Raises:
+            KeyError: a missing id.  ValueError: ids of another cluster, or of a view of other items; ids without
+                shards.  ShardLostError: the shard of an item cannot be reached.  MemoryError.
+        """
+        check_missing("fetch", missing)
+        links = self._of.links
+        checked, incarnations = checked_steps("fetch", ids, shards, self.source.tag, links.values())
+        with self._lock:
+            batch: B = self._batches.fetched(checked, incarnations, self._batches.of_names(fields), missing)
+        return batch
+
     # priorities
 
     def update_priorities(
@@ -359,12 +389,8 @@ class RemoteReplay(Generic[B]):
 
         Returns how many items were stale: evicted, or of a shard that has begun another life since.
         """
-        if shards is None:
-            shards = getattr(batch, "shards", None)
-        ids = on_host(getattr(batch, "ids", batch)).astype(np.int64, copy=False)
-        if shards is None:
-            raise ValueError(f"update_priorities: {IDS_ALONE}")
-        links, incarnations = self._of.links, on_host(shards)
+        links = self._of.links
+        ids, incarnations = checked_steps("update_priorities", batch, shards, self.source.tag, links.values())
         errors = checked_errors(td_error, ids.shape + self.view.error_shape)
         sent: dict[int, int] = {}
 

@@ -31,7 +31,7 @@ from sharpwave.serve.wire import Frame, Request, WireError, array_in
 from sharpwave.store import Store
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.late_rows import LateRows, late_bytes
-from sharpwave.views.layout import BatchLayout
+from sharpwave.views.layout import BatchLayout, BatchTarget
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 
 Points = npt.NDArray[np.float64]
@@ -65,6 +65,7 @@ class Shard:
             Request.FORGET: lambda client, frame: self.views.forget(client, frame.head.get("name")),
             Request.DRAW: self._draw,
             Request.UPDATE: self._update,
+            Request.FETCH: self._fetch,
             Request.FIND: self.intake.find,
             Request.LEASE: self.intake.lease,
             Request.PUT: self.intake.put,
@@ -167,12 +168,18 @@ class Shard:
             layout = client.layout(view.number, size, names, lambda size: self._layout(view, names, size))
         else:
             client.budget.work(client.holding, len(points) * (work_bytes + sent_bytes), what)
+        head, parts = self._in_room(
+            client, what, lambda room: self._drawn(client, frame, view, names, points, begin, layout, room)
+        )
+        return self._said(view) | head, parts
+
+    def _in_room(self, client: Client, what: str, attempt: Callable[[RaggedRoom], Reply]) -> Reply:
+        """Return the result of ``attempt``, which is repeated with more room if it finds too little."""
         room = RaggedRoom(client.budget, client.holding)
         for _ in range(ATTEMPTS):
             room.used = 0
             try:
-                head, parts = self._drawn(client, frame, view, names, points, begin, layout, room)
-                return self._said(view) | head, parts
+                return attempt(room)
             except NoRoomError as short:  # under the store's lock nothing waits; the draw was undone, at no cost
                 if short.kept:
                     client.budget.keep(client.holding, short.nbytes, what)
@@ -221,9 +228,38 @@ class Shard:
             target.cutter, target.grow = client.cutter(view.number, source.log), room
             late.begin, target.late = 0, late
             source.draw_into(target, 0.0, exact)
-            head, parts = late_parts(late)
-            parts |= written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
-            return head, parts | ragged_parts(target, self.store.spec)
+            return self._cut_parts(client, source, target, late)
+
+    def _cut_parts(self, client: Client, source: BatchSource, target: BatchTarget, late: LateRows) -> Reply:
+        """Return the items of a batch, whose rows were cut out, as head and parts of a message."""
+        head, parts = late_parts(late)
+        parts |= written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
+        return head, parts | ragged_parts(target, self.store.spec)
+
+    def _fetch(self, client: Client, frame: Frame) -> Reply:
+        """Send the items among ``ids`` int64 [n] that are held, with encoded rows, and ``there`` bool [n], which these
+        are. ``fields``: as for a draw."""
+        view, names, ids = self.views.of(frame), _names(frame), array_in(frame.parts, "ids", np.int64, -1)
+        what = f"a fetch of {len(ids):,} items"
+        client.budget.work(client.holding, len(ids) * sum(view.item_bytes), what)
+
+        def fetched(room: RaggedRoom) -> Reply:
+            with view.replay.lock:
+                source = self._source(view, names)
+                columns = chosen(source.log.late.columns, names)
+                room(len(ids) * view.rows * late_bytes(columns))
+                target, there = source.lend_for(ids)
+                if not there.any():
+                    return {}, {"there": there}
+                target.draw.probabilities.fill(1)
+                late = LateRows(columns, 0, len(target.ids))
+                target.cutter, target.grow, target.late = client.cutter(view.number, source.log), room, late
+                source.fill(target)
+                head, parts = self._cut_parts(client, source, target, late)
+                return head, parts | {"there": there}
+
+        head, parts = self._in_room(client, what, fetched)
+        return self._said(view) | head, parts
 
     def _source(self, view: ShardView, names: frozenset[str] | None) -> BatchSource:
         """Return the source of batches with the fields of these names; columns added later are read apart."""

@@ -293,6 +293,7 @@ class Request(IntEnum):
     STATE = 18
     DRAW = 19
     UPDATE = 20
+    FETCH = 21
     LEASE = 22
     PUT = 23
     CREDIT = 24

@@ -286,7 +286,7 @@ class BatchSource:
         remain.
         """
         try:
-            self._fill(target)
+            self.fill(target)
         except DamagedError:
             undo()
             if not self._set_aside_damaged():
@@ -314,9 +314,7 @@ class BatchSource:
         _, there = self.items.resolve(ids)
         if missing == "raise" and not there.all():
             raise KeyError(f"fetch: id {ids[~there][0]} was evicted, or its successor is not known yet")
-        layout = self.layout(len(ids))  # not kept: sizes of fetches vary freely
-        blocks = self.log.batches.lend(layout.sizes, layout.roots, layout.work_bytes)
-        target = layout.over(blocks, self.view, self.tag)
+        target = self.lend_once(len(ids))
         items, there = self.items.resolve(ids)  # steps may have been evicted for the growth of index and samplers
         if missing == "raise" and not there.all():
             raise KeyError(f"fetch: id {ids[~there][0]} was evicted")
@@ -328,16 +326,28 @@ class BatchSource:
         if self.view.draws_uniforms:
             target.draw.uniforms[:] = 1 if uniforms is None else uniforms
         if there.any():
-            self._fill(target)
+            self.fill(target)
         if gone.size:
-            for array in (*target.columns.values(), target.draw.weights):
-                array[gone] = 0
-            target.ids[gone] = -1
-            for rows in target.ragged.values():
-                rows.empty_rows(np.arange(len(rows.offsets) - 1).reshape(rows.shape)[gone].reshape(-1))
+            target.clear(gone)
         return target.batch
 
-    def _fill(self, target: BatchTarget) -> None:
+    def lend_for(self, ids: Ints) -> tuple[BatchTarget, npt.NDArray[np.bool_]]:
+        """Lend memory for a batch of the items among ``ids`` that are held, which ``fill`` fills; return it, and which
+        these are.
+
+        Raises: MemoryError.
+        """
+        self.follow()
+        _, before = self.items.resolve(ids)
+        while True:
+            target = self.lend_once(int(np.count_nonzero(before)))
+            items, there = self.items.resolve(ids)  # steps may have been evicted for the room
+            if np.array_equal(there, before):
+                target.draw.items[:] = items[there]
+                return target, there
+            before = there
+
+    def fill(self, target: BatchTarget) -> None:
         """Fill a batch for its items, all present; or cut their rows out, with ``target.cutter``.
 
         Raises:
@@ -422,6 +432,12 @@ class BatchSource:
             self.layouts[batch_size] = layout
         else:
             blocks = batches.lend(layout.sizes, layout.roots)
+        return layout.over(blocks, self.view, self.tag)
+
+    def lend_once(self, batch_size: int) -> BatchTarget:
+        """Lend memory for a batch whose layout is not kept, as sizes of fetches vary freely.  Raises: MemoryError."""
+        layout = self.layout(batch_size)
+        blocks = self.log.batches.lend(layout.sizes, layout.roots, layout.work_bytes)
         return layout.over(blocks, self.view, self.tag)
 
     @property

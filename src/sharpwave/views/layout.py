@@ -151,6 +151,21 @@ class BatchTarget:
                 return
         view.fill(self)
 
+    def arrange(self, order: Ints) -> None:
+        """Put the items ``order`` [n] of a whole batch in this order."""
+        for array in (*self.columns.values(), self.draw.probabilities, self.draw.weights, self.ids):
+            array[:] = array[order]
+        for rows in self.ragged.values():
+            rows.reorder(order, np.empty)
+
+    def clear(self, gone: Ints) -> None:
+        """Clear items of a whole batch: zeros, weights included, and ids of -1."""
+        for array in (*self.columns.values(), self.draw.weights):
+            array[gone] = 0
+        self.ids[gone] = -1
+        for rows in self.ragged.values():
+            rows.empty_rows(np.arange(len(rows.offsets) - 1).reshape(rows.shape)[gone].reshape(-1))
+
     def copy_from(self, other: BatchTarget) -> None:
         """Copy the items of another batch of the same columns."""
         for name, array in other.columns.items():
