@@ -596,13 +596,14 @@ class Store:
         noticed: Sequence[int] | None,
         timeout: float | None,
         own: bool,
+        is_gone: Callable[[], bool] = lambda: False,
     ) -> None:
         """Append a segment of this process's ``own`` writers, or of a client of a ``StoreServer``."""
         header = segment.parse(packed, self.spec)
         steps, lane = header.steps, header.lane if own else None
         errors = None if td_error is None else checked_errors(td_error, (steps,), "add_segment").astype(np.float32)
         counts = None if noticed is None else checked_counts(noticed)
-        self._writing.segment(packed, dictionaries, steps, errors, counts, timeout, lane)
+        self._writing.segment(packed, dictionaries, steps, errors, counts, timeout, lane, is_gone)
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
         """Truncate the lane's episode after its last step.

@@ -29,6 +29,7 @@ MAX_BLOCK_S = 60.0
 """Time for which an append retries a failing disk with on_full="block"."""
 RETRY_S = 0.05
 OTHERWISE = core.OTHERWISE
+GONE = "append: the connection of the segment's writer has ended"
 
 
 class SmallSteps(core.Appender):
@@ -211,11 +212,15 @@ class Writing:
         noticed: tuple[int, ...] | None,
         timeout: float | None,
         own_lane: int | None = None,
+        is_gone: Callable[[], bool] = lambda: False,
     ) -> None:
         """Append a segment of ``steps`` steps that another writer encoded.
 
         Args:
             own_lane: its lane, if this process appends it; ``None``: a writer elsewhere does.
+            is_gone: returns whether that writer is gone, so that nothing is to wait for a limiter any longer.
+
+        Raises: ConnectionError: it is.
         """
 
         def write() -> None:
@@ -228,7 +233,7 @@ class Writing:
             if errors is not None and slot >= 0:
                 self._views.expect(slot, errors)
 
-        self._change(write, steps, timeout)
+        self._change(write, steps, timeout, is_gone)
 
     def end_episode(self, lane: int, final: dict[str, npt.NDArray[Any]] | None) -> bool:
         """End a lane's unfinished episode, by its final observation or like ``break_episode``, with the lock held.
@@ -277,12 +282,18 @@ class Writing:
             for lane in self.fed.intersection(lanes.tolist()):
                 self.settle(lane)
 
-    def _change(self, write: Callable[[], None], steps: int, timeout: float | None) -> None:
+    def _change(
+        self,
+        write: Callable[[], None],
+        steps: int,
+        timeout: float | None,
+        is_gone: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Append ``steps`` steps by ``write`` once rate limiters admit them, then notify views."""
         deadline: float | None = None
         while True:
             with self._lock:
-                self._gate.wait("append", lambda: self._waits(steps), timeout)
+                self._gate.wait("append", lambda: self._waits(steps, is_gone), timeout)
                 try:
                     write()
                     self._views.written()
@@ -295,11 +306,17 @@ class Writing:
                     if now > deadline:
                         raise OSError(error.errno, f"{error.strerror}, after {MAX_BLOCK_S:g} s of retries") from error
             time.sleep(RETRY_S)  # without the lock, so that other threads continue
+            if is_gone():
+                raise ConnectionError(GONE)
 
-    def _waits(self, steps: int) -> str | None:
+    def _waits(self, steps: int, is_gone: Callable[[], bool]) -> str | None:
         """Return the reason why ``steps`` steps must wait; ``None``: they need not. Raises if none may be appended."""
         self._log.check_writable("append")
         if not steps:
             return None
         reason = self._views.append_waits(steps)
-        return self._log.copying.waits() if reason is None and self._log.copying is not None else reason
+        if reason is None and self._log.copying is not None:
+            reason = self._log.copying.waits()
+        if reason is not None and is_gone():
+            raise ConnectionError(GONE)
+        return reason

@@ -352,3 +352,30 @@ def test_a_version_is_served_and_not_written_to(tmp_path: Path) -> None:
         assert len(cluster.transitions().sample(8)) == 8
         with pytest.raises(ValueError, match="version 'paper'"):
             cluster.delete(where="length > 1")
+
+
+def test_closing_wakes_a_put_that_waits_for_a_limiter_of_the_owner(tmp_path: Path) -> None:
+    """The segment stays the writer's, which has it sent once the store is served again."""
+    address = f"unix:{tmp_path / 'socket'}"
+    with sw.Store(SPEC, capacity=1000, segment_steps=8) as store:
+        view = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(20))
+        server = sw.StoreServer(store, address)
+        with sw.connect(address) as cluster:
+            writer = cluster.writer(name="actor")
+            play(writer, 1, 60)
+            end = time.monotonic() + 30
+            while not store._gate.waiting and time.monotonic() < end:
+                time.sleep(0.01)
+            assert store._gate.waiting == 1
+            begun = time.monotonic()
+            server.close()
+            assert time.monotonic() - begun < 5
+            assert not store._gate.waiting
+            with sw.StoreServer(store, address):
+                closing = threading.Thread(target=writer.close)
+                closing.start()
+                seen = list[int]()
+                while len(seen) < 40:
+                    seen += view.sample(4, timeout=30).action.tolist()
+                closing.join()
+                assert seen == [*range(40)]

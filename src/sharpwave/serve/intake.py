@@ -207,7 +207,8 @@ class Intake:
                 if client.turn != client.holder.turn:
                     raise ValueError(f"writer: {REPLACED}")
                 counts = noticed[number] if number < len(noticed) else None
-                append_once(self._store, *one, parts.get(f"td_error:{number}"), counts)
+                errors = parts.get(f"td_error:{number}")
+                append_once(self._store, *one, errors, counts, MAX_WAIT_S, client.is_gone)
         durable = bool(head.get("durable"))
         if self.neighbour is not None:  # duplicates too: the connection may have ended before the replica had them
             self._replicated(client, segments, durable)

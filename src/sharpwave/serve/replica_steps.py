@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,12 @@ def append_once(
     dictionaries: Mapping[int, bytes],
     td_error: npt.NDArray[np.float32] | None = None,
     noticed: Sequence[int] | None = None,
+    timeout: float | None = None,
+    is_gone: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Append a segment unless the store has had it."""
+    """Append a segment unless the store has had it; ``is_gone``: as for ``Writing.segment``."""
     with contextlib.suppress(DuplicateError):
-        store._add_segment(packed, dictionaries, td_error, noticed, None, own=False)
+        store._add_segment(packed, dictionaries, td_error, noticed, timeout, False, is_gone)
 
 
 # deleted steps
