@@ -22,6 +22,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.disk.ownership import MARK
 from sharpwave.errors import ShardFailedError
+from sharpwave.native.file_operations import Files
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_folder import Manifest, cut, write_whole
 from sharpwave.serve.link import ShardLostError
@@ -295,11 +296,11 @@ def test_what_is_in_a_folders_way_or_fills_its_disk_is_named(tmp_path: Path, mon
             cut(Mock(), folder, SPEC, None)
     assert (tmp_path / "file").read_text() == "mine"
 
-    def full(_: int) -> None:
+    def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left on device: '.*cluster\.json'"):
-        patch.setattr("sharpwave.serve.cluster_folder.os.fsync", full)
+        patch.setattr(Files, "fsync", full)
         write_whole(tmp_path / "cluster.json", "{}")
     assert os.listdir(tmp_path) == ["file"]
 

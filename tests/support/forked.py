@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from sharpwave.serve.supervisor import Program
@@ -31,35 +30,23 @@ class ForkedProgram(Program):
         multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # else other threads reap it
         for end in ends:
             end.close()
-        self._popen = _Forked(process)  # type: ignore[assignment]
-        self.stdin, self.stdout, self.pid = os.fdopen(stdin, "w"), os.fdopen(stdout), process.pid
-
-
-class _Forked:
-    """What ``Program`` asks of a ``subprocess.Popen``."""
-
-    def __init__(self, process: BaseProcess) -> None:
         self._process, self._lock = process, threading.Lock()
+        self.stdin, self.stdout, self.pid = os.fdopen(stdin, "w"), os.fdopen(stdout), process.pid
 
     def poll(self) -> int | None:
         with self._lock:  # the status can be read once
-            return self._process.exitcode
+            status: int | None = self._process.exitcode
+            return status
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            assert self._process.pid is not None
-            os.kill(self._process.pid, number)
+            os.kill(self.pid, number)
 
-    def terminate(self) -> None:
-        self._process.terminate()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None) -> int:
         wait([self._process.sentinel], timeout)
-        if self.poll() is None:
+        if (status := self.poll()) is None:
             raise subprocess.TimeoutExpired("shard", timeout or 0.0)
+        return status
 
 
 def _run(code: str, folder: str, environment: dict[str, str], *ends: Connection) -> None:

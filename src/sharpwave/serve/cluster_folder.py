@@ -136,24 +136,14 @@ def _checksum(said: dict[str, Any]) -> int:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a small file atomically: a crash leaves it whole or as before.  Raises: OSError."""
-    partial = path.with_name(f"{path.name}.partial")
+    files, content = Files(), text.encode()
     try:
-        with partial.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with Directory.open(path.parent) as directory:
+            partial = f"{path.name}.partial"
+            files.replace(directory, path.name, partial, lambda file: files.pwrite(file, content, 0))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         error.filename = error.filename or str(path)  # a full disk names no file
         raise
-    if hasattr(os, "O_DIRECTORY"):
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def empty_folder(disk: str | os.PathLike[str]) -> Path:

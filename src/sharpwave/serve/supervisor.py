@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 CONTEXT = multiprocessing.get_context("spawn")
 """Start method of functions in processes of their own: torch's threads do not survive a fork."""
@@ -56,37 +56,27 @@ class Child(Protocol):
     def close(self) -> None: ...
 
 
-class Program:
-    """Python program in a process of its own, with pipes to its standard input and from its standard output."""
+class Program(subprocess.Popen[str]):
+    """Python program in a process of its own, with pipes to its standard input and from its standard output.
+
+    It has the methods of a process of ``multiprocessing``, too.
+    """
+
+    stdin: IO[str]
+    stdout: IO[str]
 
     def __init__(self, code: str) -> None:
-        self._popen = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self._popen.stdin is not None and self._popen.stdout is not None
-        self.stdin, self.stdout, self.pid = self._popen.stdin, self._popen.stdout, self._popen.pid
+        super().__init__([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     @property
     def exitcode(self) -> int | None:
         """Exit status, a signal as its negative number; None: it runs."""
-        return self._popen.poll()
-
-    def send_signal(self, number: int) -> None:
-        """Send a signal."""
-        self._popen.send_signal(number)
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self._popen.terminate()
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self._popen.kill()
+        return self.poll()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._popen.wait(timeout)
+            self.wait(timeout)
 
     def close(self) -> None:
         """Close the pipes."""
