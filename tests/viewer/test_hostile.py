@@ -174,3 +174,13 @@ def test_a_folder_of_runs_and_stores(tmp_path: Path) -> None:
         ("one", "run"), ("three", "store"), ("two", "run"), ("replay", "store")
     ]  # fmt: skip
     assert find_sources([tmp_path / "one"])[0].store_folder() == tmp_path / "one" / "replay"
+
+
+def test_shards_of_a_cluster_are_sources(tmp_path: Path) -> None:
+    for number in range(2):
+        make_store(tmp_path / "cluster" / f"shard-{number}" / "store")
+    (tmp_path / "cluster" / "cluster.json").write_text("{}")
+    found = find_sources([tmp_path / "cluster"])
+    assert [(one.name, one.kind) for one in found] == [("cluster/shard-0", "store"), ("cluster/shard-1", "store")]
+    assert find_sources([tmp_path / "cluster" / "shard-1"]) == found[1:]
+    assert found[1].store_folder() == tmp_path / "cluster" / "shard-1" / "store"

@@ -142,7 +142,7 @@ def view(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="a run, a store's folder or a checkpoint, or a folder of those; several are shown side by side",
+            help="a run, a store's folder, a cluster's or a checkpoint, or a folder of those; several are side by side",
         ),
     ],
     host: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Literal
 
 from sharpwave.offline.scan import is_store, part_of
 from sharpwave.persistence.checkpoint_file import folder_of
+from sharpwave.serve.cluster_folder import STORE
 from sharpwave.training.folder import CHECKPOINT_NAME, CHECKPOINTS, CONFIG, METRICS, REPLAY, memory_of, saved_memory
 
 MAX_SOURCES = 64
@@ -62,7 +64,7 @@ def opened_sources(paths: Sequence[Path]) -> Iterator[list[ViewerSource]]:
 
 
 def find_sources(paths: Sequence[Path]) -> list[ViewerSource]:
-    """Return the sources at paths: a path's own, or, in a folder of runs and stores, each of those.
+    """Return the sources at paths: a path's own, or, in a folder of runs and stores or a cluster's, each of those.
 
     Raises:
         ValueError: no source, or more than ``MAX_SOURCES``.
@@ -75,7 +77,8 @@ def find_sources(paths: Sequence[Path]) -> list[ViewerSource]:
         if not inside:
             raise ValueError(
                 f"view: {str(path)!r} is no run, store or checkpoint, and no folder of those; give the folder that "
-                "sharpwave train printed, or the one given as sharpwave.Store(disk=...) or to store.checkpoint(...)"
+                "sharpwave train printed, or the one given as disk= to sharpwave.Store or sharpwave.Cluster, or to "
+                "store.checkpoint(...)"
             )
         found += inside
     if len(found) > MAX_SOURCES:
@@ -89,6 +92,8 @@ def _source(path: Path) -> ViewerSource | None:
     if CHECKPOINT_NAME.fullmatch(path.name) and is_store(path / REPLAY):
         run = path.parent.parent
         return ViewerSource(f"{run.name}/{path.name}", path, "checkpoint", run if (run / CONFIG).is_file() else None)
+    if re.fullmatch("shard-[0-9]+", path.name) and is_store(path / STORE):
+        return ViewerSource(f"{path.parent.name}/{path.name}", path / STORE, "store", None)
     return ViewerSource(path.name, path, "store", None) if is_store(path) else None
 
 
