@@ -1,6 +1,6 @@
-"""The page in a real browser. It is driven by selenium and Chromium, which are no packages of the project:
+"""The page in a real browser, driven by selenium. Chromium is no package of the project:
 
-apt-get install chromium chromium-driver && pip install selenium
+apt-get install chromium chromium-driver
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.viewer.served import serving
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 if CHROMIUM is None or DRIVER is None:
     pytest.skip("needs Chromium: apt-get install chromium chromium-driver", allow_module_level=True)
-webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: pip install selenium")
+webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: install the extra test")
 ARROW_DOWN, ARROW_LEFT, ARROW_RIGHT, END, ENTER = "\ue015", "\ue012", "\ue014", "\ue010", "\ue007"
 """Keys, as WebDriver has them."""
 
@@ -116,6 +116,18 @@ def complaints(browser: Any) -> list[str]:
     return [one["message"] for one in browser.get_log("browser") if one["level"] == "SEVERE"]
 
 
+def check_that_it_fits(browser: Any) -> None:
+    """In windows down to a phone's width: nothing beside the window, and no word of a table broken."""
+    fits = "return document.documentElement.scrollWidth <= innerWidth"
+    broken = """return [...document.querySelectorAll('nav a, td .name, .rowhead button')].filter(
+        (one) => /^\\w{1,20}$/.test(one.textContent) && one.getClientRects().length > 1)
+        .map((one) => one.textContent)"""
+    for width in (900, 420, 1280):
+        browser.set_window_size(width, 820)
+        assert browser.execute_script(fits), width
+        assert browser.execute_script(broken) == [], width
+
+
 TABS = ["", *(f"tab={one}" for one in ("episodes", "episode", "priorities", "memory", "compare", "versions"))]
 
 
@@ -124,11 +136,7 @@ TABS = ["", *(f"tab={one}" for one in ("episodes", "episode", "priorities", "mem
 def test_every_tab_fits_and_runs_no_foreign_code(page: Any, source: int, tab: str) -> None:
     browser = page(f"/?source={source}&{tab}")
     until(browser, "return document.querySelector('#page .card, #page .note')")
-    for width in (1280, 900):
-        browser.set_window_size(width, 820)
-        time.sleep(0.1)
-        assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), width
-    browser.set_window_size(1280, 820)
+    check_that_it_fits(browser)
     assert not browser.execute_script("return window.harmed")
     assert not browser.find_elements(
         "css selector", "#page img, #page script, #page i:not(.key):not(.stack i), #page b script"
@@ -211,6 +219,7 @@ def test_frames_are_shown_as_loading_until_they_are_there(page: Any, monkeypatch
         browser.execute_cdp_cmd("Network.disable", {})
 
 
+@pytest.mark.slow
 def test_q_values_of_a_run_are_computed_on_request(browser: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     run = trained("cartpole", tmp_path / "run", steps=600, warmup_steps=200, hidden_units=16)
@@ -287,6 +296,8 @@ def test_a_filter_is_in_the_url_and_its_errors_are_under_the_box(page: Any, made
         browser, "return document.querySelector('.bad-text:not([hidden])')?.innerText.includes('\"lenth\" not found')"
     )
     assert not browser.find_elements("css selector", ".row")
+    columns = browser.find_element("css selector", ".filters details")
+    assert columns.get_attribute("open") and "return, begun, ended" in columns.text
     assert any("400" in one for one in complaints(browser))
     page("/?source=1&tab=episodes&proposed=length+%3E+20")
     until(browser, "return document.querySelector('.row.chosen')")
@@ -328,13 +339,83 @@ def test_text_is_shown_and_folded_and_late_columns_have_gaps(browser: Any, tmp_p
         assert browser.execute_script(height) > folded < 200
         values = "return document.querySelector('.values').innerText"
         assert "–" in browser.execute_script(values) and not complaints(browser)
-        for width in (1280, 900):
-            browser.set_window_size(width, 820)
-            assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), width
-        browser.set_window_size(1280, 820)
+        check_that_it_fits(browser)
         assert not browser.execute_script("return window.harmed")
 
 
+def test_unicode_long_texts_and_decoded_tokens_are_shown(browser: Any, tmp_path: Path) -> None:
+    """In the direction of their script; a long one is folded, and markup is text also in what tokens decode to."""
+    spec = sw.Spec(
+        obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), prompt=sw.Field(str, shared=True),
+        tokens=sw.Field((None,), "int32"),
+    )  # fmt: skip
+    prompts = ["Größe, 你好 🙂\n\tde\u0301j\u00e0 vu", "שלום עולם, and English", "100 kB " * 14_000]
+    with sw.Store(spec, capacity=100, disk=tmp_path) as store:
+        for prompt in prompts:
+            store.add_episode(
+                lane=0, obs=np.zeros((2, 2)), action=np.zeros(1, int), reward=np.ones(1), terminated=True,
+                prompt=[prompt], tokens=[[7, 8]],
+            )  # fmt: skip
+        store.derive("doubled", lambda reward: 2 * reward, needs=("reward",))
+        store.delete(episodes=store.episodes(order="oldest")[2:])
+        store.add_episode(
+            lane=0, obs=np.zeros((2, 2)), action=np.zeros(1, int), reward=np.ones(1), terminated=True,
+            prompt=[prompts[2]], tokens=[[7, 8]],
+        )  # fmt: skip
+        store.flush()
+    with serving(tmp_path, decode=lambda tokens: f"{SCRIPT}\n{tokens}") as server:
+        texts = """return [...document.querySelectorAll('.row-text')].filter((one) => !one.hidden).map(
+            (one) => one.innerText)"""
+        for first, prompt in zip((0, 1, 3), prompts, strict=True):
+            browser.get(f"{server.url}/?tab=episode&lane=0&first={first}")
+            until(browser, "return document.querySelectorAll('.row-field').length === 2")
+            assert browser.execute_script(texts) == [prompt[:20_000].rstrip(" "), f"{SCRIPT}\n[7, 8]"]
+            style = "return getComputedStyle(document.querySelector('.row-text')).direction"
+            assert browser.execute_script(style) == ("rtl" if prompt.startswith("ש") else "ltr")
+            folded = len(browser.find_elements("css selector", ".row-text.folded"))
+            assert folded == (len(prompt) > 900)
+            ids = browser.find_elements("css selector", ".row-field .button")[-1]
+            assert ids.text == "show ids"
+            ids.click()
+            assert browser.execute_script(texts)[2:] == ["7 8"] and ids.text == "hide ids"
+            of = """return Object.fromEntries([...document.querySelectorAll('.curve')].map((one) => {
+                const { plot } = one.querySelector('.chart');
+                return [one.innerText.split('\\n')[0], [...plot.data, plot.series[1].points.show(plot, 1)]];
+            }))"""
+            curves = browser.execute_script(of)
+            assert curves["reward"] == [[0], [1], True]  # a point: there is no line through a single step
+            assert curves["doubled"][1] == ([2] if first < 3 else [None])
+            check_that_it_fits(browser)
+            assert not browser.execute_script("return window.harmed") and not complaints(browser)
+        browser.get(server.url)
+        until(browser, "return document.querySelector('.facts')")
+        page = browser.find_element("id", "page").text
+        assert "raw arrays, without ragged and shared fields" in page and "auto, shared" in page
+
+
+def test_a_live_list_keeps_its_choice(browser: Any, tmp_path: Path) -> None:
+    """The chosen row and the episode beside the list stay the same one as newer episodes come before it."""
+    with sw.Store(SPEC, capacity=2000, disk=tmp_path, segment_steps=16) as store:
+        writer = Writer(store)
+        for _ in range(3):
+            for _ in range(4):
+                writer.append(0)
+            writer.append(0, "terminated")
+        store.flush()
+        with serving(tmp_path) as server:
+            browser.get(f"{server.url}/?tab=episodes")
+            until(browser, "return document.querySelector('.row.chosen') && document.querySelector('.side .sheet')")
+            for _ in range(2):
+                writer.append(0, "terminated")
+            store.flush()
+            server.watched[0].update()
+            until(browser, "return document.querySelector('.tools span').innerText === '5'")
+            until(browser, "return document.querySelector('.row.chosen')?.firstChild.textContent === '2'")
+            assert browser.find_element("css selector", ".side h2").text == "Episode 2"
+            assert "pick=2" in browser.current_url and not complaints(browser)
+
+
+@pytest.mark.slow
 def test_versions_are_listed_compared_and_missed_when_they_are_deleted(browser: Any, tmp_path: Path) -> None:
     with sw.Store(SPEC, capacity=2000, disk=tmp_path / "store", segment_steps=16) as store:
         writer = Writer(store)
@@ -349,9 +430,7 @@ def test_versions_are_listed_compared_and_missed_when_they_are_deleted(browser: 
             until(browser, f"return (() => {{ {cells} }})()[3] === '{episodes}'")  # as it is made, and as it is read
             row = browser.execute_script(cells)
             assert (row[0], row[2], row[7]) == ("one", "200", "–") and row[8].startswith(SCRIPT)
-            for width in (900, 1280):
-                browser.set_window_size(width, 820)
-                assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), width
+            check_that_it_fits(browser)
             fill(writer, 100, 2, seed=1)
             store.flush()
             server.watched[0].update()

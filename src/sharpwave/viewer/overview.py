@@ -37,6 +37,7 @@ def _memory(snapshot: Snapshot) -> dict[str, Any]:
         "taken": snapshot.taken,
         "store": described.identity.store.hex(),
         "steps": survey.steps,
+        "deleted_steps": survey.deleted_steps,
         "segments": len(survey.segments),
         "segment_steps": described.segment_steps,
         "limits": described.limits,

@@ -152,7 +152,7 @@ function condition(source) {
   if (source.gone) return ["bad", "deleted"];
   if (source.lost) return ["bad", "no connection"];
   if (source.trouble) return ["bad", "cannot be read"];
-  if (source.updating && source.to_read)
+  if (source.updating && source.to_read && source.age_s === null) // later updates are short
     return [source.live ? "live" : "", `reading ${bytes(source.read)} of ${bytes(source.to_read)}`];
   const age = source.age_s === null ? "" : ` · updated ${duration(source.age_s)} ago`;
   return source.live ? ["live", `live${age}`] : ["", source.kind === "run" ? "run ended" : source.kind];

@@ -1,7 +1,7 @@
 // Two runs or stores side by side.
 import { chart, dots, line, soft, stepped } from "./chart.js";
 import { get, nothing } from "./data.js";
-import { bytes, card, flat, h, name, number, table, whole } from "./dom.js";
+import { bytes, card, flat, h, name, number, several, table, whole } from "./dom.js";
 import { extremes } from "./overview.js";
 
 export async function show(context) {
@@ -126,7 +126,7 @@ function only(context, sides, side, { total, steps, rows }, both) {
   return card(
     [
       h("span", {}, "Only in ", name(told.source.name)),
-      h("span", { class: "quiet small num" }, `${whole(total)} episodes, ${whole(steps)} steps; ${whole(both)} in both`),
+      h("span", { class: "quiet small num" }, `${several(total, "episode")}, ${several(steps, "step")}; ${whole(both)} in both`),
     ],
     "w6",
     total

@@ -63,9 +63,16 @@ export function duration(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
-/** The ratio to raw arrays, as a fact. */
-export const smaller = (ratio) =>
-  ratio >= 1 ? [`${number(ratio, 3)}×`, "smaller than raw"] : [`${number(1 / ratio, 3)}×`, "the size of raw arrays"];
+/** The text of so many things; a plural ends with s. */
+export const several = (count, thing) => `${whole(count)} ${thing}${count === 1 ? "" : "s"}`;
+
+/** The ratio of a memory's steps to raw arrays, as a fact: the sizes of ragged and shared values are not known raw. */
+export function smaller({ bytes: { ratio }, fields }) {
+  const partly = fields.some((one) => one.ragged || one.shared) ? ", without ragged and shared fields" : "";
+  return ratio >= 1
+    ? [`${number(ratio, 3)}×`, `smaller than raw${partly}`]
+    : [`${number(1 / ratio, 3)}×`, `the size of raw arrays${partly}`];
+}
 
 export function facts(...list) {
   return h(

@@ -1,13 +1,17 @@
 // One episode, step by step: its frame, all values, and curves with a common cursor.
 import { chart, color, line, marker, stepped, synchronized } from "./chart.js";
 import { Frames, thumbnails } from "./data.js";
-import { card, h, name, number, pairs, plain, whole } from "./dom.js";
+import { card, h, name, number, pairs, plain, several, whole } from "./dom.js";
 import { listed } from "./episodes.js";
 
 const SHEET = 18,
   MOST_POINTS = 4000,
   FOLDED = 900, // characters
-  FOLDED_LINES = 10;
+  FOLDED_LINES = 10,
+  WHOLE = Array.from({ length: 36 }, (_, k) => [1, 2, 5][k % 3] * 10 ** Math.floor(k / 3)); // between ticks
+
+/** Whether there is a single value, of which no line is drawn. */
+const lone = (values) => values.filter((one) => one !== null).length === 1;
 
 export async function show(context) {
   const { state, link, go } = context,
@@ -163,13 +167,14 @@ export async function show(context) {
               paths: whole_numbers ? stepped : undefined,
               width: group.length > 1 ? 1.4 : 1.6,
               spanGaps: !gaps,
-              ...(late.has(key) && curve.values.includes(null)
+              ...((late.has(key) && curve.values.includes(null)) || lone(curve.values)
                 ? { points: { show: true, size: 5, width: 0, fill: color(group.length > 1 ? index : place) } }
                 : {}),
             }),
           ),
         ],
-        axes: [{ size: 24 }, { space: 18 }],
+        scales: end - begin === 1 ? { x: { range: [begin - 0.5, begin + 0.5] } } : {},
+        axes: [{ size: 24, incrs: WHOLE }, { space: 18 }],
         legend: { show: true },
         cursor: {
           sync: { key: synchronized("episode").key, setSeries: false },
@@ -256,7 +261,8 @@ export async function show(context) {
   /** A row of any length: a text, bytes or numbers; a long one is folded. */
   function row(one) {
     const text = one.decoded ?? one.text;
-    const long = text.length > FOLDED || text.split("\n").length > FOLDED_LINES || one.decoded !== undefined;
+    const long = text.length > FOLDED || text.split("\n").length > FOLDED_LINES;
+    const verbs = long ? ["unfold", "fold"] : ["show", "hide"];
     const mono = one.unit === "characters" || one.decoded !== undefined ? "" : "mono";
     const content = h("div", { class: `row-text ${mono}`, dir: "auto" }, text);
     const ids = one.decoded === undefined ? null : h("div", { class: "row-text mono quiet" }, one.text); // when unfolded
@@ -270,11 +276,11 @@ export async function show(context) {
       },
     });
     const folding = () => {
-      const folded = long && !unfolded.has(one.name);
-      content.classList.toggle("folded", folded);
+      const folded = !unfolded.has(one.name);
+      content.classList.toggle("folded", long && folded);
       if (ids) ids.hidden = folded;
       fold.setAttribute("aria-expanded", String(!folded));
-      fold.textContent = folded ? (ids ? "show all, with ids" : "show all") : "fold";
+      fold.textContent = `${verbs[Number(!folded)]}${ids ? (long ? ", with ids" : " ids") : ""}`;
     };
     folding();
     const shown = one.left_out ? `, the first ${whole(one.count - one.left_out)} shown` : "";
@@ -286,7 +292,7 @@ export async function show(context) {
         { class: "head" },
         name(one.name),
         h("span", { class: "quiet small num" }, `${whole(one.count)} ${one.unit}${shown}`),
-        long ? fold : null,
+        one.count && (long || ids) ? fold : null,
       ),
       one.count ? content : null,
       one.count ? ids : null,
@@ -388,7 +394,7 @@ export async function show(context) {
       h(
         "span",
         { class: "quiet num" },
-        `return ${number(episode.return, 5)} · ${whole(episode.length)} steps · lane ${episode.lane} · ${episode.end}${episode.begun ? "" : ", beginning evicted"} · ${whole(episode.age)} steps ago`,
+        `return ${number(episode.return, 5)} · ${several(episode.length, "step")} · lane ${episode.lane} · ${episode.end}${episode.begun ? "" : ", beginning evicted"} · ${several(episode.age, "step")} ago`,
       ),
       h(
         "span",

@@ -1,6 +1,6 @@
 // All episodes: a list that fetches only its visible rows, and a contact sheet of the chosen episode.
 import { nothing, thumbnails } from "./data.js";
-import { card, h, number, pairs, plain, whole } from "./dom.js";
+import { card, h, number, pairs, plain, several, whole } from "./dom.js";
 
 const ROW = 32,
   PAGE = 100,
@@ -26,6 +26,7 @@ export async function show(context) {
   let pages = new Map(),
     total = 0,
     all = 0,
+    previewed = null,
     chosen = state.pick === undefined ? null : Number(state.pick);
 
   const body = h("div", { class: "window", role: "listbox", tabindex: "0", "aria-label": "episodes" });
@@ -165,6 +166,9 @@ export async function show(context) {
   }
 
   async function preview(row) {
+    const same = ["lane", "first", "length", "end", "priority"].every((key) => previewed?.[key] === row[key]);
+    previewed = row;
+    if (same) return;
     const told = await context.get("episode", { lane: row.lane, first: row.first }).catch((error) => ({ error }));
     if (told.error) {
       side.replaceChildren(card("Episode", "", h("p", { class: "empty" }, told.error.message)));
@@ -209,8 +213,13 @@ export async function show(context) {
     refresh: async () => {
       pages = new Map();
       await fetchPage(Math.floor(body.scrollTop / ROW / PAGE)).catch(() => {});
-      if (total && chosen === null) await choose(0);
       draw();
+      if (!total) return;
+      const page = Math.floor((chosen ?? 0) / PAGE); // the chosen episode, which newer ones have moved, stays chosen
+      await fetchPage(page).catch(() => {});
+      const rows = (await pages.get(page)) ?? [];
+      const place = rows.findIndex((row) => row.lane === previewed?.lane && row.first === previewed?.first);
+      await choose(place < 0 ? (chosen ?? 0) : page * PAGE + place);
     },
     key: (event) => {
       const move = { ArrowDown: 1, ArrowUp: -1, PageDown: 12, PageUp: -12, Home: -Infinity, End: Infinity }[event.key];
@@ -277,7 +286,10 @@ function filterBox({ state, get, go }) {
       hint,
       names,
     ),
-    say: (text) => show(error, text),
+    say: (text) => {
+      show(error, text);
+      names.open = true;
+    },
   };
 }
 
@@ -313,7 +325,7 @@ export function sheetCard(context, episode, memory, frames, href) {
     "",
     pairs([
       ["return", number(episode.return, 5)],
-      ["length", `${whole(episode.length)} steps`],
+      ["length", several(episode.length, "step")],
       ["lane", `${episode.lane}, from its step ${whole(episode.first)}`],
       ["end", episode.begun ? episode.end : `${episode.end}; its beginning was evicted`],
       ...(episode.priority === null ? [] : [["mean priority", number(episode.priority)]]),

@@ -93,6 +93,7 @@ function onDisk(memory, cached) {
     ...packed.map((one) => ({ ...one, label: one.name })),
     { label: "headers, tables, checksums", codec: "", bytes: sizes.overhead },
     { label: "dictionaries", codec: "", bytes: sizes.dictionaries },
+    { label: "shared values in all files", codec: "", bytes: sizes.shared_values },
   ]
     .filter((one) => one.bytes)
     .sort((a, b) => b.bytes - a.bytes);
@@ -124,7 +125,7 @@ function onDisk(memory, cached) {
         [bytes(sizes.segments), "encoded steps"],
         [number(sizes.per_step, 3), "bytes a step"],
         [bytes(sizes.raw), "as raw arrays"],
-        memory.steps ? smaller(sizes.ratio) : null,
+        memory.steps ? smaller(memory) : null,
         [bytes(sizes.used), "used in region files"],
         [bytes(sizes.files), "size of region files"],
         cached === undefined

@@ -1,7 +1,7 @@
 // Overview of a source's content.
 import { chart, color, dots, line } from "./chart.js";
 import { nothing, thumbnails } from "./data.js";
-import { bytes, card, duration, facts, flat, h, name, number, pairs, plain, smaller, table, whole } from "./dom.js";
+import { bytes, card, duration, facts, flat, h, name, number, pairs, plain, several, smaller, table, whole } from "./dom.js";
 
 const CURVE = 330; // pixels high
 
@@ -60,7 +60,7 @@ function headline(memory, run, log) {
     );
     if (!log && memory.returns)
       list.push([number(memory.returns.mean), "mean return"], [number(memory.returns.max), "best return"]);
-    if (memory.steps) list.push([number(memory.bytes.per_step, 3), "bytes a step, encoded"], smaller(memory.bytes.ratio));
+    if (memory.steps) list.push([number(memory.bytes.per_step, 3), "bytes a step, encoded"], smaller(memory));
   }
   return facts(...list);
 }
@@ -178,7 +178,7 @@ export function extremes(title, episodes, memory, context, width = "w6", source 
         "div",
         {},
         h("b", {}, number(episode.return)),
-        h("div", { class: "small quiet num" }, `${whole(episode.length)} steps`),
+        h("div", { class: "small quiet num" }, several(episode.length, "step")),
       ),
       thumbs,
     );
@@ -265,7 +265,7 @@ function fields(memory) {
         one.ragged ? `any${one.shape.slice(1).map((n) => `×${n}`).join("")}` : one.shape.join("×") || "()",
         one.dtype,
         one.stack ?? (one.every ? `every ${one.every}` : "–"),
-        one.codec,
+        one.shared ? `${one.codec}, shared` : one.codec,
       ]).concat(
         memory.columns.map((one) => [
           name(one.name),
@@ -300,6 +300,7 @@ function about(memory, run, context) {
       ["path", h("span", { class: "name" }, context.source.path)],
       ["lanes", whole(memory.lane_count)],
       ["segments", `${whole(memory.segments)} of up to ${memory.segment_steps} steps`],
+      ...(memory.deleted_steps ? [["deleted steps", `${whole(memory.deleted_steps)}, in segments with others`]] : []),
       ...limits,
       [
         "episodes' ends",
