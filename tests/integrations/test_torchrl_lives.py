@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 from torchrl.envs import GymEnv, RewardScaling, SerialEnv, ToTensorImage
@@ -198,14 +198,7 @@ def test_what_is_refused_changes_nothing() -> None:
     for nothing in (TensorDict({"a": torch.zeros(3)}, [3]), steps(3).exclude("next"), steps(3).exclude("action")):
         with pytest.raises(ValueError, match="expected transitions"):
             ReplayBuffer(1000).extend(nothing)
-    with pytest.raises(TypeError, match="text"):
-        ReplayBuffer(1000).extend(steps(3).set("text", NonTensorData("hello", batch_size=[3])))
-    with pytest.raises(TypeError, match=r"\('words',\) holds NonTensorStack.*sharpwave.Recorder"):
-        ReplayBuffer(1000).extend(steps(3).set("words", NonTensorStack("a", "bb", "")))
-    with pytest.raises(TypeError, match=r"\('tokens',\) holds NestedTensor of torch.int64, which cannot be stored"):
-        tokens = torch.nested.nested_tensor([torch.arange(n) for n in range(3)], layout=torch.jagged)
-        ReplayBuffer(1000).extend(steps(3).set("tokens", tokens))
-    with pytest.raises(TypeError, match="bfloat16"):
+    with pytest.raises(TypeError, match="BFloat16"):
         ReplayBuffer(1000).extend(steps(3).set("x", torch.zeros(3, dtype=torch.bfloat16)))
     for settings in (
         {"alpha": 2.0},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ class SharpwaveStorage(StepStorage):
     storages. If observations are stacks of frames, place them in the order of time.
 
     Args:
-        frame_stack: as for ``ReplayBuffer``.
+        frame_stack, ragged: as for ``ReplayBuffer``.
         store: arguments of ``sharpwave.Store`` that do not limit its content: ``codec``; ``disk`` (a new folder) with
             ``ram``. Arguments of ``LazyTensorStorage`` may be given with its defaults.
 
@@ -83,7 +84,9 @@ class SharpwaveStorage(StepStorage):
         ValueError, TypeError: an invalid argument.
     """
 
-    def __init__(self, max_size: int, *, frame_stack: int | str | None = "auto", **store: Any) -> None:
+    def __init__(
+        self, max_size: int, *, frame_stack: int | str | None = "auto", ragged: Collection[Any] = (), **store: Any
+    ) -> None:
         for name, (only, why) in THEIRS.items():
             if str(given := store.pop(name, only)) != str(only):
                 raise ValueError(f"SharpwaveStorage: {name}={given!r}, expected {only!r}: {why}")
@@ -92,7 +95,7 @@ class SharpwaveStorage(StepStorage):
                 f"SharpwaveStorage: got {sorted(store)}, expected no limits beside max_size: places that "
                 "TorchRL's samplers draw must be filled; use sharpwave.integrations.torchrl.ReplayBuffer"
             )
-        super().__init__(max_size, StoredTransitions(frame_stack, newest=int(max_size), **store))
+        super().__init__(max_size, StoredTransitions(frame_stack, ragged=ragged, newest=int(max_size), **store))
         self._ids = np.empty(0, np.int64)  # ids by place
 
     def attach(self, buffer: Any) -> None:

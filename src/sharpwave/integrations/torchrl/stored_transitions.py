@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class StoredTransitions:
         frame_stack: "auto": detect stacks of frames in the images of the first TensorDict; a number: frames in a stack;
             ``None``: store whole images.
         n_step: number of steps of the returns that ``read`` gets.
+        ragged: keys of the TensorDicts whose rows have any length, also where those of the first one do not show it.
         newest: number of the newest transitions that are always stored: the store's capacity is larger by a segment
             for each lane. ``None``: ``settings`` have the limits.
         settings: arguments of the store. If ``disk`` holds a store, it is opened.
@@ -48,12 +50,19 @@ class StoredTransitions:
     """
 
     def __init__(
-        self, frame_stack: int | str | None, *, n_step: int = 1, newest: int | None = None, **settings: Any
+        self,
+        frame_stack: int | str | None,
+        *,
+        n_step: int = 1,
+        ragged: Collection[Any] = (),
+        newest: int | None = None,
+        **settings: Any,
     ) -> None:
         StackFinder((1,), "uint8", frame_stack)  # refuses invalid values
         limits = {"capacity": newest} if newest is not None else {}
         if settings.get("disk") is None:  # refuses invalid values
             Store(Spec(obs=Field((1,), "uint8"), action=Field((1,), "uint8")), **settings | limits).close()
+        self._ragged = {(key,) if isinstance(key, str) else tuple(key) for key in ragged}
         self.frame_stack, self.n_step, self.newest, self.settings = frame_stack, n_step, newest, settings
         self._store: Store | None = None
         self._layout: TensorDictLayout | None = None
@@ -130,7 +139,7 @@ class StoredTransitions:
     def _write(self, flat: TensorDictBase, environments: int) -> Ints:
         layout = self._layout if self.opened is not None else None
         first = layout is None
-        layout = layout or TensorDictLayout.of(flat).checked(self.n_step)
+        layout = layout or TensorDictLayout.of(flat, self._ragged).checked(self.n_step)
         rows, trajectories = layout.rows(flat), self._trajectories.copy()
         many = len(np.unique(rows.trajectory)) if rows.trajectory is not None else 0
         most = max(MIN_LANES, many, environments)
@@ -234,11 +243,12 @@ class StoredTransitions:
         """Return windows of steps as a TensorDict [B, T] over their memory, with ("collector", "mask")."""
         assert self._layout is not None
         columns = batch.mask.shape[1]
-        joined = {}
+        joined = dict(batch.obs)
         for name, stack in self._stacks.items():
-            obs = batch.obs[name]
-            whole = stack.join(obs.reshape(-1, *obs.shape[2:]))
-            joined[name] = whole.reshape(*obs.shape[:2], *whole.shape[1:])
+            if stack.frames > 1:
+                obs = batch.obs[name]
+                whole = stack.join(obs.reshape(-1, *obs.shape[2:]))
+                joined[name] = whole.reshape(*obs.shape[:2], *whole.shape[1:])
         before, after = ({k: v[:, shift : shift + columns] for k, v in joined.items()} for shift in (0, 1))
         fields = {"action": batch.action, **batch.fields}
         data = self._layout.tensordict(before, after, fields, batch.step_reward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,8 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             ("collector", "mask"); ``burn_in``: number of steps before them.
         frame_stack: "auto": detect stacks of frames (``CatFrames``) in the images of the first TensorDict, and store
             each frame once; a number: frames in a stack; ``None``: store whole images.
+        ragged: keys whose rows have any length, where the first TensorDict does not show it; a key names that under
+            "next", too.
         device: device of samples; a CUDA device through pinned memory, without waiting.
         seed: seed of sampling.
         store: arguments of ``sharpwave.Store``: ``disk``, ``disk_limit``, ``codec``, .... If ``disk`` holds such
@@ -181,6 +184,7 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         slice_len: int | None = None,
         burn_in: int = 0,
         frame_stack: int | str | None = "auto",
+        ragged: Collection[str | tuple[str, ...]] = (),
         device: torch.device | str | None = None,
         seed: int = 0,
         priority_key: str = "td_error",
@@ -190,7 +194,9 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         **store: Any,
     ) -> None:
         storage = StoredIds(
-            StoredTransitions(frame_stack, n_step=n_step, capacity=capacity, ram=ram, seed=seed, **store),
+            StoredTransitions(
+                frame_stack, n_step=n_step, ragged=ragged, capacity=capacity, ram=ram, seed=seed, **store
+            ),
             device,
             alpha=alpha,
             beta=beta,

@@ -2,20 +2,30 @@
 
 A key at the root and under "next" alike (observations, step counts, recurrent states) is an observation: it is stored
 once. Single booleans (done, terminated, truncated, is_init) share a few bytes. Every other key is a field of its own.
+Texts and rows of any length are arrays of objects on their way to the store, and ``Ragged`` on their way back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tensordict import TensorDict, TensorDictBase, is_leaf_nontensor
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+    is_leaf_nontensor,
+    is_non_tensor,
+)
 
+from sharpwave.integrations.any_length import rows_of, shape_of
 from sharpwave.integrations.frame_stacks import Stack
+from sharpwave.ragged import Ragged
 from sharpwave.spec import Field, Spec
 
 Array = npt.NDArray[Any]
@@ -34,11 +44,21 @@ BITS, ACTION = "bits", "action"
 
 @dataclass(frozen=True)
 class TensorDictLeaf:
-    """Tensor of the TensorDict: its key, and its shape and dtype without batch dimensions."""
+    """Tensor of the TensorDict: its key, and its shape without batch dimensions and dtype, as a ``Field`` has them."""
 
     key: Key
-    shape: tuple[int, ...]
+    shape: tuple[int | None, ...]
     dtype: str
+
+    @property
+    def ragged(self) -> bool:
+        """Whether each row has its own length, as texts have."""
+        return self.shape[:1] == (None,)
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one number in each row."""
+        return all(n == 1 for n in self.shape)
 
 
 @dataclass
@@ -88,15 +108,22 @@ class TensorDictLayout:
         self.obs, self.fields, self.bits, self.reward = obs, fields, bits, reward
 
     @classmethod
-    def of(cls, data: TensorDictBase) -> TensorDictLayout:
-        """Return the layout of transitions [n].  Raises: ValueError, TypeError: not transitions, or not storable."""
-        leaves = {leaf.key: leaf for leaf in _leaves(data)}
-        bits = [leaf for leaf in leaves.values() if leaf.dtype == "bool" and np.prod(leaf.shape) == 1]
+    def of(cls, data: TensorDictBase, ragged: Collection[Key] = ()) -> TensorDictLayout:
+        """Return the layout of transitions [n].
+
+        Args:
+            ragged: keys whose rows have any length, also where those of ``data`` have one.
+
+        Raises:
+            ValueError, TypeError: not transitions, or not storable.
+        """
+        leaves = _widened({key: _leaf_at(data, key) for key in _keys(data)}, ragged)
+        bits = [leaf for leaf in leaves.values() if leaf.dtype == "bool" and leaf.single]
         left = {leaf.key: leaf for leaf in leaves.values() if leaf not in bits}
         obs = [leaf for key, leaf in left.items() if key[0] != NEXT and _alike(leaf, left.get((NEXT, *key)))]
         taken = {key for leaf in obs for key in (leaf.key, (NEXT, *leaf.key))}
         reward = left.get(REWARD)
-        if reward is not None and (reward.dtype != "float32" or np.prod(reward.shape) != 1):
+        if reward is not None and (reward.dtype != "float32" or not reward.single):
             reward = None
         others = [leaf for key, leaf in left.items() if key not in taken and leaf is not reward]
         roots = sorted((leaf for leaf in others if leaf.key[0] != NEXT), key=lambda leaf: leaf.key[-1] != ACTION)
@@ -156,7 +183,7 @@ class TensorDictLayout:
             reward = np.zeros(len(data), np.float32)
             if self.reward is not None:
                 reward = _array(data, self.reward).reshape(len(data))
-            came = {leaf.key for leaf in _leaves(data)}
+            came = set(_keys(data))
         except (KeyError, ValueError, TypeError) as error:
             raise ValueError(f"extend: these are not transitions as those before: {error}") from error
         more = came - self._keys()
@@ -185,6 +212,9 @@ class TensorDictLayout:
     ) -> TensorDict:
         """Return a TensorDict over arrays.
 
+        Rows of any length are jagged nested tensors, texts a ``NonTensorStack``. In windows [B, T] a nested tensor has
+        one window's rows, so the TensorDict is a lazy stack of B.
+
         Args:
             before, after: observations by name; ``fields``: with the action. All [*batch, *shape].
             reward: [*batch]. ``ends``: "done", "terminated" and "truncated" under "next", bool [*batch], if they differ
@@ -201,32 +231,90 @@ class TensorDictLayout:
         if self.reward is not None:
             found[REWARD] = reward.reshape(*batch, *self.reward.shape)
         nested: dict[str, Any] = {}
+        rows: dict[Key, Ragged] = {}
         for key, array in found.items():
             inner = nested
             for name in key[:-1]:
                 inner = inner.setdefault(name, {})
-            inner[key[-1]] = torch.from_numpy(array)
-        return TensorDict(nested, batch_size=batch, device="cpu")
+            if not isinstance(array, Ragged):
+                inner[key[-1]] = torch.from_numpy(array)
+            elif array.text is not None:
+                inner[key[-1]] = _texts(array.strings() if array.text == "str" else array.bytes())
+            elif len(batch) == 1:
+                inner[key[-1]] = array.torch()
+            else:
+                rows[key] = array
+        data = TensorDict(nested, batch_size=batch, device="cpu")
+        if not rows:
+            return data
+        windows = list(data.unbind(0))
+        for number, window in enumerate(windows):
+            for key, values in rows.items():
+                window.set(key, values[number].torch())
+        return LazyStackedTensorDict.lazy_stack(windows)
 
 
-def _leaves(data: TensorDictBase) -> list[TensorDictLeaf]:
-    found = []
-    for name, value in data.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
-        key = name if isinstance(name, tuple) else (name,)
-        if key in SAMPLED:
-            continue
-        try:
-            if not isinstance(value, torch.Tensor) or value.is_nested:
-                raise TypeError
-            dtype = torch.empty(0, dtype=value.dtype).numpy().dtype
-        except TypeError as error:
-            raise TypeError(
-                f"extend: {key} holds {type(value).__name__} of {getattr(value, 'dtype', 'no dtype')}, which cannot be "
-                "stored; expected tensors of numbers, as numpy has them: exclude it, or convert it, texts and lists of "
-                "any length to a padded tensor; sharpwave.Recorder with a store keeps these as they are"
-            ) from error
-        found.append(TensorDictLeaf(key, tuple(value.shape[data.ndim :]), dtype.name))
+def _texts(rows: list[Any]) -> NonTensorStack:
+    """Return texts [n], or [B][T], as a stack."""
+    return NonTensorStack(*(_texts(one) if isinstance(one, list) else one for one in rows))
+
+
+def _keys(data: TensorDictBase) -> list[Key]:
+    names = data.keys(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor)
+    keys = [name if isinstance(name, tuple) else (name,) for name in names]
+    return [key for key in keys if key not in SAMPLED]
+
+
+def _value(data: TensorDictBase, key: Key) -> Any:
+    """Return a tensor [n, ...], or a list of texts or arrays."""
+    try:
+        value = data.get(key)
+    except RuntimeError:  # a lazy stack of tensors of several shapes
+        value = data.get(key, as_list=True)
+    if value is None:
+        raise KeyError(f"no {key}")
+    if is_non_tensor(value):
+        return value.tolist()
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        value = value.unbind()
+    return value if isinstance(value, torch.Tensor) else [one.detach().cpu().numpy() for one in value]
+
+
+def _leaf_at(data: TensorDictBase, key: Key) -> TensorDictLeaf:
+    """Return the leaf of a key.  Raises: TypeError: a store cannot hold its values."""
+    try:
+        value = _value(data, key)
+        if isinstance(value, torch.Tensor):
+            return TensorDictLeaf(
+                key, tuple(value.shape[data.ndim :]), torch.empty(0, dtype=value.dtype).numpy().dtype.name
+            )
+        shape, dtype = shape_of("rows", rows_of("rows", value))
+    except TypeError as error:
+        raise TypeError(
+            f"extend: {key} cannot be stored ({error}); expected tensors of numbers, as numpy has them, texts, or rows "
+            "of any length in a nested tensor, a lazy stack or a NonTensorStack: exclude it, or convert it"
+        ) from error
+    return TensorDictLeaf(key, shape, dtype if isinstance(dtype, str) else dtype.name)
+
+
+def _widened(leaves: dict[Key, TensorDictLeaf], ragged: Collection[Key]) -> dict[Key, TensorDictLeaf]:
+    """Return the leaves, ``ragged`` ones with rows of any length; and those whose twin under "next" has such rows.
+
+    Raises: ValueError: one that was named is a single number.
+    """
+    found = dict(leaves)
+    for key, leaf in leaves.items():
+        twin_key = key[1:] if key[0] == NEXT else (NEXT, *key)
+        twin, named = leaves.get(twin_key), key in ragged or (key[0] == NEXT and key[1:] in ragged)
+        if named and not leaf.shape:
+            raise ValueError(f"extend: {key} is a single number, expected rows with a length, as ragged= names it")
+        if leaf.shape and (named or (twin is not None and twin.ragged and twin == _of_any_length(leaf, twin_key))):
+            found[key] = _of_any_length(leaf, key)
     return found
+
+
+def _of_any_length(leaf: TensorDictLeaf, key: Key) -> TensorDictLeaf:
+    return replace(leaf, key=key, shape=(None, *leaf.shape[1:]))
 
 
 def _alike(one: TensorDictLeaf, other: TensorDictLeaf | None) -> bool:
@@ -244,12 +332,15 @@ def _named(leaves: list[TensorDictLeaf], prefix: str) -> dict[str, TensorDictLea
 
 
 def _array(data: TensorDictBase, leaf: TensorDictLeaf, *under: str) -> Array:
-    value = data.get((*under, *leaf.key), None)
-    if value is None:
-        raise KeyError(f"no {(*under, *leaf.key)}")
-    array: Array = value.detach().cpu().numpy()
-    if array.shape[1:] != leaf.shape or array.dtype.name != leaf.dtype:
-        raise ValueError(f"{leaf.key} is {array.dtype} {array.shape[1:]}, expected {leaf.dtype} {leaf.shape}")
+    value = _value(data, key := (*under, *leaf.key))
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    array: Array = rows_of(str(key), value) if leaf.ragged or isinstance(value, list) else value
+    shape, dtype = shape_of(str(key), array)
+    name = dtype if isinstance(dtype, str) else dtype.name
+    if shape != leaf.shape or name != leaf.dtype:
+        cure = "" if leaf.ragged or None not in shape else f"; name it in ragged=, as {leaf.key}"
+        raise ValueError(f"{key} is {name} {shape}, expected {leaf.dtype} {leaf.shape}{cure}")
     return array
 
 

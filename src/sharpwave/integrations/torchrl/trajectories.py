@@ -69,7 +69,7 @@ class Trajectories:
         lanes: number of lanes ever used.
         open: lanes of unfinished trajectories, by their collector's number, or else by a hash of their last
             observation, and a count that distinguishes equal keys; the least recently written first.
-        last: last observations, by lane.
+        last: last observations [1, ...], by lane.
         free: lanes without a trajectory, the latest last.
         ended: lanes of ended trajectories without a number, by a hash of the final observation and a count: a row that
             observes it again goes there, as it may be a reset.
@@ -115,7 +115,7 @@ class Trajectories:
         begins, breaks, dropped = np.zeros((3, count), np.bool_)
         written: dict[int, int] = {}
         for head, end in zip(heads, [*heads[1:], count], strict=True):
-            first = {name: one[head] for name, one in rows.before.items()}
+            first = _row(rows.before, head)
             key = _hash(first) if numbers is None else int(numbers[head])
             lane = _find(self.open, key, 1 if numbers is not None else self.lanes)
             if lane is None:
@@ -129,14 +129,14 @@ class Trajectories:
                 begins[head] = True
             else:
                 last = self.last[lane]
-                begins[head] = not all(same_bits(last[name][None], one[None])[0] for name, one in first.items())
+                begins[head] = not all(same_bits(last[name], one)[0] for name, one in first.items())
             done = written.get(lane, 0)
             breaks[head] = begins[head] and (not done or lane in self.last)
             lane_of[head:end] = lane
             turns[head:end] = np.arange(done, done + end - head)
             written[lane] = done + end - head
             self.last.pop(lane, None)
-            last = {name: one[end - 1] for name, one in rows.after.items()}
+            last = _row(rows.after, end - 1)
             key = key if numbers is not None else _hash(last)
             if not rows.ended[end - 1]:
                 self.last[lane] = last
@@ -195,4 +195,6 @@ def _row(obs: Named, row: int) -> Named:
 
 
 def _hash(obs: Named) -> int:
-    return hash(tuple(one.tobytes() for one in obs.values()))
+    """Return a hash of observations [1, ...]."""
+    rows = (one[0] if one.dtype == object else one for one in obs.values())
+    return hash(tuple(row.tobytes() if isinstance(row, np.ndarray) else row for row in rows))
