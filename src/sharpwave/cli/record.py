@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sharpwave.cli.evaluate import TRUST
 from sharpwave.cli.train import option, with_options
 from sharpwave.configuration import Leaf, leaves
 from sharpwave.training.recipes.recipe import Atari, Gymnasium
@@ -20,38 +20,6 @@ FROM_DEMONSTRATIONS = {"atari": "r2d3-atari", "gymnasium": "r2d3"}
 """Recipe that learns from demonstrations, by the kind of environment."""
 
 
-ARGUMENTS: dict[str, Any] = {
-    "what": Annotated[
-        str,
-        typer.Argument(
-            metavar="ENV",
-            help="a recipe, whose environment is played (lock), an Atari game (breakout), or a Gymnasium id",
-        ),
-    ],
-    "out": Annotated[Path, typer.Option(help="folder to write, which must be new or empty")],
-    "policy": Annotated[
-        Path | None, typer.Option(metavar="RUN", help="play by a run's best policy, in the run's environment")
-    ],
-    "script": Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE.py:FUNCTION",
-            help="play by FUNCTION(rng), called at each episode's start, which returns a function obs -> action",
-        ),
-    ],
-    "keyboard": Annotated[bool, typer.Option("--keyboard", help="play yourself, in a window")],
-    "episodes": Annotated[int, typer.Option(min=1, help="episodes to record")],
-    "seed": Annotated[int, typer.Option(min=0, help="seed of the environment, the script and random actions")],
-    "epsilon": Annotated[float, typer.Option(min=0.0, max=1.0, help="probability of a random action")],
-    "trust": Annotated[
-        bool, typer.Option("--trust", help="let the run's config.json import the module that it names as MODULE:ENV")
-    ],
-}
-DEFAULTS: dict[str, Any] = {
-    "policy": None, "script": None, "keyboard": False, "episodes": 8, "seed": 0, "epsilon": 0.0, "trust": False,
-}  # fmt: skip
-
-
 def environment_options() -> dict[str, Leaf]:
     """Return the settings of every kind of environments, by option name, but for their number: one is played."""
     found = {leaf.name: leaf for settings in (Gymnasium(), Atari()) for leaf in leaves(settings)}
@@ -59,16 +27,29 @@ def environment_options() -> dict[str, Leaf]:
 
 
 def record(
-    ctx: typer.Context,
-    what: str,
-    out: Path,
-    policy: Path | None,
-    script: str | None,
-    keyboard: bool,
-    episodes: int,
-    seed: int,
-    epsilon: float,
-    trust: bool,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENV",
+            help="a recipe, whose environment is played (lock), an Atari game (breakout), or a Gymnasium id",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="folder to write, which must be new or empty")],
+    policy: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="play by a run's best policy, in the run's environment")
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:FUNCTION",
+            help="play by FUNCTION(rng), called at each episode's start, which returns a function obs -> action",
+        ),
+    ] = None,
+    keyboard: Annotated[bool, typer.Option("--keyboard", help="play yourself, in a window")] = False,
+    episodes: Annotated[int, typer.Option(min=1, help="episodes to record")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the environment, the script and random actions")] = 0,
+    epsilon: Annotated[float, typer.Option(min=0.0, max=1.0, help="probability of a random action")] = 0.0,
+    trust: TRUST = False,
     **values: Any,
 ) -> None:
     """Record episodes into a store's folder, and print every score.
@@ -186,12 +167,6 @@ def _recipe(what: str, policy: Path | None, trust: bool, changes: dict[str, Any]
     return recipe.override(threads=1, **changes)
 
 
-def _command() -> Any:
-    """Give ``record`` its options: its own, and one for each setting of environments."""
-    annotations, defaults = dict(ARGUMENTS), dict.fromkeys(("what", "out"), inspect.Parameter.empty) | DEFAULTS
-    for name, leaf in environment_options().items():
-        annotations[name], defaults[name] = option(leaf, optional=True), None
-    return with_options(record, annotations, defaults)
-
-
-command = _command()
+command = with_options(
+    record, {name: (option(leaf, optional=True), None) for name, leaf in environment_options().items()}
+)

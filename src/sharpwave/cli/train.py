@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -171,32 +171,26 @@ app = typer.Typer(
     subcommand_metavar="RECIPE [OPTIONS]",
 )
 
-COMMON: dict[str, Any] = {
-    "out": Annotated[
-        Path | None,
-        typer.Option("--out", help="folder of the run; default runs/<recipe>-<time>-<seed>", rich_help_panel="Run"),
-    ],
-    "config": Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            help="settings from a TOML or YAML file, or from another run's config.json",
-            rich_help_panel="Run",
-        ),
-    ],
-    "set_values": Annotated[
-        list[str],
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="one setting by its path, as agent.lr=1e-4", rich_help_panel="Run"
-        ),
-    ],
-    "trust": Annotated[
-        bool,
-        typer.Option("--trust", help="let the file, or the run, import the module that it names as MODULE:ENV"),
-    ],
-}
-"""Options in addition to a recipe's settings."""
+OUT = Annotated[
+    Path | None,
+    typer.Option("--out", help="folder of the run; default runs/<recipe>-<time>-<seed>", rich_help_panel="Run"),
+]
+CONFIG = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="settings from a TOML or YAML file, or from another run's config.json",
+        rich_help_panel="Run",
+    ),
+]
+SET = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="one setting by its path, as agent.lr=1e-4", rich_help_panel="Run"),
+]
+TRUST = Annotated[
+    bool, typer.Option("--trust", help="let the file, or the run, import the module that it names as MODULE:ENV")
+]
 OF_OFFLINE: dict[str, Any] = {
     "algorithm": Annotated[
         str,
@@ -212,46 +206,32 @@ OF_OFFLINE: dict[str, Any] = {
     ],
 }
 """Further options of recipe ``offline``."""
-COMMON_DEFAULTS: dict[str, Any] = {"out": None, "config": None, "set_values": [], "trust": False}
 
 
-def group_callback() -> Callable[..., None]:
-    """Make the function whose parameters are the group's own options."""
-
-    def callback(
-        ctx: typer.Context,
-        resume: Path | None,
-        out: Path | None,
-        config: Path | None,
-        set_values: list[str],
-        trust: bool,
-        **values: Any,
-    ) -> None:
-        changes = {name: value for name, value in values.items() if value is not None}
-        if resume is not None:
-            resume_run(resume, changes, trust)
-        elif trust:
-            ctx.fail("--trust needs a run, --resume RUN, or a file, --config FILE, to trust")
-        elif changes or out or config or set_values:
-            own = {"--out": out, "--config": config, "--set": set_values}
-            given = [resumable()[name].flag for name in changes] + [flag for flag, value in own.items() if value]
-            ctx.fail(f"{given[0]} comes after the recipe's name, or with --resume RUN or --config FILE")
-        elif ctx.invoked_subcommand is None:
-            ctx.fail(f"expected a recipe ({', '.join(recipe_names())}), --config FILE or --resume RUN")
-
-    annotations: dict[str, Any] = {
-        "resume": Annotated[
-            Path | None,
-            typer.Option("--resume", metavar="RUN", help="resume the run in this folder from its newest checkpoint"),
-        ],
-        **COMMON,
-    }
-    for name, leaf in resumable().items():
-        annotations[name] = Annotated[
-            leaf.hint | None,
-            typer.Option(leaf.flag, help=leaf.field.metadata["help"], rich_help_panel=WITH_RESUME),
-        ]
-    return with_options(callback, annotations, dict.fromkeys(annotations) | COMMON_DEFAULTS)
+def group(
+    ctx: typer.Context,
+    resume: Annotated[
+        Path | None,
+        typer.Option("--resume", metavar="RUN", help="resume the run in this folder from its newest checkpoint"),
+    ] = None,
+    out: OUT = None,
+    config: CONFIG = None,
+    set_values: SET = [],  # noqa: B006 - typer reads it
+    trust: TRUST = False,
+    **values: Any,
+) -> None:
+    """Resume a run, or refuse options that belong behind a recipe's name."""
+    changes = {name: value for name, value in values.items() if value is not None}
+    if resume is not None:
+        resume_run(resume, changes, trust)
+    elif trust:
+        ctx.fail("--trust needs a run, --resume RUN, or a file, --config FILE, to trust")
+    elif changes or out or config or set_values:
+        own = {"--out": out, "--config": config, "--set": set_values}
+        given = [resumable()[name].flag for name in changes] + [flag for flag, value in own.items() if value]
+        ctx.fail(f"{given[0]} comes after the recipe's name, or with --resume RUN or --config FILE")
+    elif ctx.invoked_subcommand is None:
+        ctx.fail(f"expected a recipe ({', '.join(recipe_names())}), --config FILE or --resume RUN")
 
 
 def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
@@ -262,7 +242,12 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
     """
 
     def command(
-        ctx: typer.Context, out: Path | None, config: Path | None, set_values: list[str], trust: bool, **values: Any
+        ctx: typer.Context,
+        out: OUT = None,
+        config: CONFIG = None,
+        set_values: SET = [],  # noqa: B006 - typer reads it
+        trust: TRUST = False,
+        **values: Any,
     ) -> None:
         from sharpwave.training.recipes.settings_files import check_effects, read_recipe, with_values
 
@@ -277,14 +262,12 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
             check_effects(config, None if alone else recipe, chosen)
         train(name, chosen, out)
 
-    annotations, defaults = dict(COMMON), dict(COMMON_DEFAULTS)
-    if recipe.offline:
-        annotations, defaults = annotations | OF_OFFLINE, defaults | {"algorithm": recipe.agent.kind, "updates": None}
-    for leaf in leaves(recipe):
-        annotations[leaf.name], defaults[leaf.name] = option(leaf), leaf.value
+    further = {"algorithm": recipe.agent.kind, "updates": None} if recipe.offline else {}
+    options = {name: (OF_OFFLINE[name], default) for name, default in further.items()}
+    options |= {leaf.name: (option(leaf), leaf.value) for leaf in leaves(recipe)}
     single = typer.Typer(add_completion=False)
     single.command(name, cls=RecipeCommand, help=recipe_names().get(name, "Train by the settings of a file."))(
-        with_options(command, annotations, defaults)
+        with_options(command, options)
     )
     return typer.main.get_command(single)
 
@@ -300,22 +283,22 @@ def option(leaf: Leaf, *, optional: bool = False) -> Any:
     ]
 
 
-def with_options(
-    function: Callable[..., None], annotations: dict[str, Any], defaults: dict[str, Any]
-) -> Callable[..., None]:
-    """Set a function's signature, from which typer reads the options."""
-    annotations, defaults = {"ctx": typer.Context, **annotations}, {"ctx": inspect.Parameter.empty, **defaults}
-    function.__annotations__ = annotations
-    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=defaults[key], annotation=annotation)
-            for key, annotation in annotations.items()
-        ]
-    )
+def with_options(function: Callable[..., None], options: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
+    """Put options, annotations and defaults by name, in the place of ``**values`` of the signature that typer reads."""
+    own = [one for one in inspect.signature(function, eval_str=True).parameters.values() if one.name != "values"]
+    made = {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in options}
+    own += [made[name].replace(annotation=one, default=default) for name, (one, default) in options.items()]
+    function.__annotations__ = {one.name: one.annotation for one in own}
+    function.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
     return function
 
 
-app.callback()(group_callback())
+def _of_resume(leaf: Leaf) -> Any:
+    about = typer.Option(leaf.flag, help=leaf.field.metadata["help"], rich_help_panel=WITH_RESUME)
+    return Annotated[leaf.hint | None, about]
+
+
+app.callback()(with_options(group, {name: (_of_resume(leaf), None) for name, leaf in resumable().items()}))
 
 
 def train(name: str, recipe: Recipe, out: Path | None) -> None:
