@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -40,13 +40,6 @@ KEY = "environment"
 COMPARED = {"atari": ("name", "crop", "actions", "full_actions", "frame_skip", "clip_rewards", "life_loss_ends")}
 """Settings on which the meaning of actions, rewards and pictures depends; the sizes of frames are the store's own."""
 READABLE = (OSError, sw.DamagedError)
-
-
-class Data(NamedTuple):
-    """Data of an offline run: the number of their steps, and a function that appends them to a store."""
-
-    steps: int
-    add_to: Callable[[sw.Store], None]
 
 
 def with_environment(recipe: Recipe) -> Recipe:
@@ -129,13 +122,12 @@ def store_path(source: str) -> Path | None:
     )
 
 
-@contextmanager
-def open_data(recipe: Recipe, spaces: Spaces, spec: sw.Spec) -> Iterator[Data]:
-    """Open the data of an offline recipe.
+def read_data(recipe: Recipe, spaces: Spaces, spec: sw.Spec, make: Callable[[int], sw.Store]) -> sw.Store:
+    """Read the data of an offline recipe into a store.
 
     Args:
         spaces: those of the environment, whose actions the data's must be.
-        spec: of the store that they will be appended to.
+        make: function, capacity -> an empty store of ``spec``.
     Raises:
         ValueError: there are no such data, they are damaged, or do not fit.
     """
@@ -143,52 +135,45 @@ def open_data(recipe: Recipe, spaces: Spaces, spec: sw.Spec) -> Iterator[Data]:
     path = store_path(source)
     try:
         if path is None:
-            opened_source = open_source(source)
-            steps = opened_source.steps
-            opened_source.close()
-            origin: dict[str, Any] = {"path": source, "version": None, "steps": steps}
-            yield Data(_fitting(recipe, steps), lambda store: _import(source, origin, share, store, spaces))
-            return
+            with closing(open_source(source)) as data:
+                steps = data.steps
+            store = _made(recipe, steps, make, {"path": source, "version": None, "steps": steps})
+            if share == 1.0:
+                sw.load(source, into=store, progress=False)
+            else:
+                with sw.Store(spec, capacity=steps + SPARE_STEPS) as every:
+                    sw.load(source, into=every, progress=False)
+                    whole = [one for one in every.episodes() if one.whole]
+                    for one in (whole[index] for index in best_of([one.total_reward for one in whole], share)):
+                        store.add_episode(
+                            obs=one.obs, action=one.action, reward=one.reward, terminated=one.ended == "terminated"
+                        )
+            for episode in store.episodes():
+                _check_actions(np.asarray(episode.action), spaces, source)
+            return store
         with folder_of(path) as folder:
             episodes = RecordedEpisodes(folder, share)
             check_episodes(episodes, spec, f"--data: {source!r}")
-            origin = episodes.origin(path)
-            yield Data(_fitting(recipe, episodes.steps), lambda store: _copy(episodes, origin, store, source, spaces))
+            store = _made(recipe, episodes.steps, make, episodes.origin(path))
+            for recorded in episodes:
+                for name in spec.action_names:
+                    _check_actions(recorded.fields[name], spaces, source)
+                add_recorded(store, recorded, {})
+            return store
     except READABLE as error:
         raise _unreadable(source, error) from error
 
 
-def _fitting(recipe: Recipe, steps: int) -> int:
+def _made(recipe: Recipe, steps: int, make: Callable[[int], sw.Store], origin: dict[str, Any]) -> sw.Store:
+    """Make the store for the data's ``steps``.  Raises: ValueError: they exceed the recipe's capacity."""
     if steps > recipe.replay.capacity:
         raise ValueError(
             f"--capacity: got {recipe.replay.capacity:,}, expected at least the {steps:,} steps of "
             f"{recipe.agent.data!r}: all are learned from"
         )
-    return steps + SPARE_STEPS
-
-
-def _copy(episodes: RecordedEpisodes, origin: dict[str, Any], store: sw.Store, source: str, spaces: Spaces) -> None:
+    store = make(steps + SPARE_STEPS)
     store.annotate(None, {LEARNED_FROM: origin})
-    for one in episodes:
-        for name in store.spec.action_names:
-            _check_actions(one.fields[name], spaces, source)
-        add_recorded(store, one, {})
-
-
-def _import(source: str, origin: dict[str, Any], share: float, store: sw.Store, spaces: Spaces) -> None:
-    store.annotate(None, {LEARNED_FROM: origin})
-    if share == 1.0:
-        sw.load(source, into=store, progress=False)
-    else:
-        with sw.Store(store.spec, capacity=origin["steps"] + SPARE_STEPS) as every:
-            sw.load(source, into=every, progress=False)
-            whole = [one for one in every.episodes() if one.whole]
-            for one in (whole[index] for index in best_of([one.total_reward for one in whole], share)):
-                store.add_episode(
-                    obs=one.obs, action=one.action, reward=one.reward, terminated=one.ended == "terminated"
-                )
-    for episode in store.episodes():
-        _check_actions(np.asarray(episode.action), spaces, source)
+    return store
 
 
 def _check_actions(actions: Any, spaces: Spaces, source: str) -> None:

@@ -25,11 +25,12 @@ from sharpwave.agents.protocol import Agent, Spaces
 from sharpwave.configuration import leaves
 from sharpwave.observations import stacking
 from sharpwave.serve.wire import MAX_BODY_BYTES
-from sharpwave.training.offline_data import about, check_recorded, open_data
+from sharpwave.training.offline_data import about, check_recorded, read_data
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.views.gather import THREADS
 
 Env = VectorEnv[Any, Any, Any]
+Memory = sw.Store | sw.Cluster
 
 
 @contextmanager
@@ -111,10 +112,10 @@ def check_segments(recipe: Recipe, spec: sw.Spec) -> None:
 
 def memory(
     recipe: Recipe, env: Env, agent: Agent, disk: Path | None = None, saved: Path | None = None
-) -> tuple[sw.Store | sw.Cluster, Any]:
+) -> tuple[Memory, Any]:
     """Make the store for the steps of ``agent`` in ``env``, and the view that the agent learns from.
 
-    With an address to connect to, it is the cluster there, with its steps.
+    With an address to connect to, it is the cluster there, with its steps; with Ray's, a new one.
 
     Args:
         disk: a new or empty folder; used only by recipes with ``disk_limit``.
@@ -122,88 +123,61 @@ def memory(
             begins empty, or with the data of an offline recipe.
     Raises:
         ValueError: a setting is invalid.
+        ConnectionError, ShardFailedError: the cluster cannot be reached, or started.
     """
-    spec = step_spec(env, agent)
+    spec, replay, seed = step_spec(env, agent), recipe.replay, recipe.training.seed
+    settings: Any = agent.replay()
     if recipe.actors.count:
         check_segments(recipe, spec)
-    if recipe.replay.served:
-        return _served(recipe, spec, agent, disk if recipe.replay.disk_limit else None)
-    disk = disk if recipe.replay.disk_limit else None
-    if saved is not None:
-        store = sw.Store.open(saved, disk=disk)
-    elif recipe.offline:
-        spaces = Spaces(env.single_observation_space, env.single_action_space, recipe.env.name)
-        with open_data(recipe, spaces, spec) as data:
-            store = _fresh(recipe, spec, data.steps, disk)
-            try:
-                data.add_to(store)
-            except BaseException:
-                store.close()
-                raise
-    else:
-        store = _fresh(recipe, spec, recipe.replay.capacity, disk)
-    seed, settings = recipe.training.seed, agent.replay()
-    beside = None if saved is None else saved.with_name(DEMONSTRATIONS)
-    try:
-        if saved is None and isinstance(settings, BlendedSettings):
+    limits: dict[str, Any] = {
+        "ram": replay.ram or None,
+        "disk": disk if replay.disk_limit else None,
+        "disk_limit": replay.disk_limit or None if disk else None,
+        "codec": replay.codec,
+        "segment_steps": recipe.actors.segment_steps if recipe.actors.count else None,
+        "seed": seed,
+    }
+    blended = isinstance(settings, BlendedSettings)
+    with contextlib.ExitStack() as failed:
+
+        def opened(store: Memory) -> Memory:
+            failed.callback(store.close)
+            if saved is None:
+                store.annotate(None, about(recipe.env))  # for runs that learn from this store later
+            return store
+
+        def fresh(capacity: int) -> Any:
+            # A run goes on while its disk is full: its checkpoints hold the files of older steps.
+            full = "drop_newest" if limits["disk"] else "raise"
+            return opened(sw.Store(spec, capacity=capacity, on_full=full, **limits))
+
+        store: Any
+        if replay.served:
+            if recipe.offline or blended:
+                raise ValueError(
+                    f"{'--ray' if replay.ray else '--connect'} {replay.ray or replay.connect}: this recipe learns from "
+                    "stored data too, which must be in this process; leave that option out"
+                )
+            if replay.ray:
+                limits |= {"shards": replay.shards, "capacity": replay.capacity, "address": replay.ray}
+                store = opened(sw.Cluster(spec, **limits))
+            else:
+                store = opened(sw.Cluster(spec, address=replay.connect, seed=seed))
+        elif saved is not None:
+            store = opened(sw.Store.open(saved, disk=limits["disk"]))
+        elif recipe.offline:
+            spaces = Spaces(env.single_observation_space, env.single_action_space, recipe.env.name)
+            store = read_data(recipe, spaces, spec, fresh)
+        else:
+            store = fresh(replay.capacity)
+        if blended and saved is None:
             check_recorded(Path(settings.demonstrations), recipe.env)
-        if beside is not None and beside.is_dir() and isinstance(settings, BlendedSettings):
-            return store, settings.reopen(store, "learner", seed, beside)
-        return store, settings.open(store, "learner", seed)
-    except BaseException:
-        store.close()
-        raise
-
-
-def _served(recipe: Recipe, spec: sw.Spec, agent: Agent, disk: Path | None) -> tuple[sw.Cluster, Any]:
-    """Connect to the cluster that is to be the replay memory, or start it on Ray.
-
-    Raises:
-        ValueError, ConnectionError, ShardFailedError.
-    """
-    settings, replay = agent.replay(), recipe.replay
-    if recipe.offline or isinstance(settings, BlendedSettings):
-        raise ValueError(
-            f"{'--ray' if replay.ray else '--connect'} {replay.ray or replay.connect}: this recipe learns from stored "
-            "data too, which must be in this process; leave that option out"
-        )
-    if replay.ray:
-        cluster = sw.Cluster(
-            spec,
-            shards=replay.shards,
-            capacity=replay.capacity,
-            ram=replay.ram or None,
-            disk=disk,
-            disk_limit=replay.disk_limit or None if disk else None,
-            codec=replay.codec,
-            segment_steps=recipe.actors.segment_steps if recipe.actors.count else None,
-            address=replay.ray,
-            seed=recipe.training.seed,
-        )
-    else:
-        cluster = sw.Cluster(spec, address=replay.connect, seed=recipe.training.seed)
-    try:
-        cluster.annotate(None, about(recipe.env))
-        return cluster, settings.open(cluster, "learner", recipe.training.seed)
-    except BaseException:
-        cluster.close()
-        raise
-
-
-def _fresh(recipe: Recipe, spec: sw.Spec, capacity: int, disk: Path | None) -> sw.Store:
-    store = sw.Store(
-        spec,
-        capacity=capacity,
-        ram=recipe.replay.ram or None,
-        disk=disk,
-        disk_limit=recipe.replay.disk_limit or None if disk else None,
-        on_full="drop_newest" if disk else "raise",  # a run goes on: its checkpoints hold the files of older steps
-        codec=recipe.replay.codec,
-        seed=recipe.training.seed,
-        segment_steps=recipe.actors.segment_steps if recipe.actors.count else None,
-    )
-    store.annotate(None, about(recipe.env))  # for runs that learn from this store later
-    return store
+        if blended and saved is not None and (beside := saved.with_name(DEMONSTRATIONS)).is_dir():
+            view = settings.reopen(store, "learner", seed, beside)
+        else:
+            view = settings.open(store, "learner", seed)
+        failed.pop_all()
+        return store, view
 
 
 # Classes that a program has registered: its algorithm and its image models. Processes of a run register them too
