@@ -80,7 +80,7 @@ class BC(NetworkAgent):
         self.numbered = None if self.box is not None else NumberedActions(spaces, self.Settings.kind)
         self.inputs = self.make_inputs(self.settings.standardize)
         self.policy = self.network().to(self.device)
-        self.average = copy.deepcopy(self.policy).requires_grad_(False)
+        self.average: nn.Module = self.follower("average", copy.deepcopy(self.policy), self.policy)
 
     # network
 
@@ -103,9 +103,6 @@ class BC(NetworkAgent):
 
     def acting(self, explore: bool) -> nn.Module:
         return self.average
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {**super().modules(), "average": self.average}
 
     # act
 

@@ -174,16 +174,12 @@ class TargetQAgent(QAgent):
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
         self.targets_copied = 0  # periods of ``target_every`` steps whose copy to the target was made
-        self.target: Any = self.network().to(self.device).requires_grad_(False)
-        move_towards(self.target, self.online, 1.0)
-        self.average = copy.deepcopy(self.target) if self.settings.average_decay > 0 else None
+        self.target = self.follower("target", self.network(), self.online)
+        averages = self.settings.average_decay > 0
+        self.average = self.follower("average", copy.deepcopy(self.target), self.online) if averages else None
 
     def acting(self, explore: bool) -> nn.Module:
         return super().acting(explore) if explore or self.average is None else self.average
-
-    def modules(self) -> dict[str, nn.Module]:
-        modules = {**super().modules(), "target": self.target}
-        return modules if self.average is None else {**modules, "average": self.average}
 
     def learn(self, batch: Any, step: int) -> Learned:
         settings, copies = self.settings, step // self.settings.target_every

@@ -61,7 +61,7 @@ class IQL(BC):
         super().__init__(spaces, settings, device, seed)
         self.value = self.value_network().to(self.device)
         self.critics = nn.ModuleList(self.value_network(self.action_size) for _ in range(CRITICS)).to(self.device)
-        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
+        self.targets = self.follower("targets", copy.deepcopy(self.critics), self.critics)
 
     # network
 
@@ -74,9 +74,6 @@ class IQL(BC):
 
     def trained(self) -> dict[str, nn.Module]:
         return {**super().trained(), "value": self.value, "critics": self.critics}
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {**super().modules(), "targets": self.targets}
 
     # learn
 

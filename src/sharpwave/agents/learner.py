@@ -65,6 +65,7 @@ class NetworkAgent(Agent):
         self.device = pick_device(device)
         self._precision = pick_precision(getattr(self.settings, "precision", "float32"), self.device)
         self._rng = np.random.default_rng(seed)
+        self._followers: dict[str, nn.Module] = {}
 
     @property
     def precision(self) -> str:
@@ -98,7 +99,16 @@ class NetworkAgent(Agent):
 
     def modules(self) -> dict[str, nn.Module]:
         """Return all modules that are saved with the agent's state, by name."""
-        return {"inputs": self.inputs, **self.trained()}
+        return {"inputs": self.inputs, **self.trained(), **self._followers}
+
+    def follower(self, name: str, network: nn.Module, source: nn.Module) -> Any:
+        """Make ``network`` a copy of ``source`` that learns no gradients, such as a target; it is saved as ``name``.
+
+        The agent moves it by ``move_towards``.
+        """
+        self._followers[name] = network.to(self.device).requires_grad_(False)
+        move_towards(network, source, 1.0)
+        return network
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Let networks compute in the settings' precision while inside."""

@@ -70,8 +70,8 @@ class MASAC(TeamAgent):
 
         super().__init__(spaces, settings, device, seed)
         self.policy = layers(self.inputs.features, self.settings.hidden_units, self.team.actions).to(self.device)
-        self.critics, self.target = self.critic_networks(), self.critic_networks().requires_grad_(False)
-        move_towards(self.target, self.critics, 1.0)
+        self.critics = self.critic_networks()
+        self.target = self.follower("target", self.critic_networks(), self.critics)
         self.log_temperature = nn.ParameterList([torch.zeros(1, device=self.device)])
 
     # networks
@@ -81,9 +81,6 @@ class MASAC(TeamAgent):
 
     def acting(self, explore: bool) -> nn.Module:
         return self.policy
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {**super().modules(), "target": self.target}
 
     def critic_networks(self) -> nn.ModuleList:
         """Make two fresh critics: inputs of ``values`` -> Q [B, N, A]."""

@@ -218,8 +218,7 @@ class SAC(TwinCritics):
 
     def target_network(self) -> nn.Module | None:
         """Make the critics' target network; None: the agent has none."""
-        target = self.critic_network().to(self.device).requires_grad_(False)
-        move_towards(target, self.critics, 1.0)
+        target: nn.Module = self.follower("target", self.critic_network(), self.critics)
         return target
 
     # act
@@ -288,9 +287,6 @@ class SAC(TwinCritics):
 
     def trained(self) -> dict[str, nn.Module]:
         return {**super().trained(), "log_temperature": self.log_temperature}
-
-    def modules(self) -> dict[str, nn.Module]:
-        return super().modules() if self.target is None else {**super().modules(), "target": self.target}
 
 
 def squash(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from sharpwave.agents.protocol import Learned, Spaces
 from sharpwave.agents.replay import EXPLORATION, LEARNING
 from sharpwave.agents.sac import TwinCritics, TwinCriticsSettings, dpg_loss, twin_targets
 from sharpwave.configuration import setting
-from sharpwave.extras import Tensor, nn, torch
+from sharpwave.extras import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,9 @@ class TD3(TwinCritics):
 
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
-        self.target_actor = self.actor_network().to(self.device).requires_grad_(False)
-        self.target_critics: Any = self.critic_network().to(self.device).requires_grad_(False)
+        self.target_actor = self.follower("target_actor", self.actor_network(), self.actor)
+        self.target_critics = self.follower("target_critics", self.critic_network(), self.critics)
         self.updates = 0
-        self._move_targets(1.0)
-
-    def _move_targets(self, share: float) -> None:
-        move_towards(self.target_actor, self.actor, share)
-        move_towards(self.target_critics, self.critics, share)
 
     # act
 
@@ -94,14 +89,9 @@ class TD3(TwinCritics):
             loss = loss + dpg_loss(action, gradient).mean()
         self.minimize(loss)
         if moves:
-            self._move_targets(self.settings.target_tau)
+            move_towards(self.target_actor, self.actor, self.settings.target_tau)
+            move_towards(self.target_critics, self.critics, self.settings.target_tau)
         return Learned(td_error, metrics)
-
-    # save
-
-    def modules(self) -> dict[str, nn.Module]:
-        targets = {"target_actor": self.target_actor, "target_critics": self.target_critics}
-        return {**super().modules(), **targets}
 
 
 def smoothed(action: Tensor, noise: Tensor, limit: float) -> Tensor:

@@ -92,9 +92,8 @@ class VDN(TeamAgent):
 
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
-        self.online, self.target = self.networks().to(self.device), self.networks().to(self.device)
-        self.target.requires_grad_(False)
-        move_towards(self.target, self.online, 1.0)
+        self.online = self.networks().to(self.device)
+        self.target = self.follower("target", self.networks(), self.online)
 
     # network
 
@@ -117,9 +116,6 @@ class VDN(TeamAgent):
 
     def acting(self, explore: bool) -> nn.Module:
         return self.online["agent"]
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {**super().modules(), "target": self.target}
 
     # act
 
