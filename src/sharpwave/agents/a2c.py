@@ -322,8 +322,6 @@ class ActorCritic(NetworkAgent):
 
 @dataclass(frozen=True)
 class A2CSettings(ActorCriticSettings):
-    """Settings of A2C."""
-
     kind: ClassVar[str] = "a2c"
 
     replay: RolloutSettings = field(default_factory=lambda: RolloutSettings(batch_size=8, length=16, epochs=1))

@@ -38,8 +38,6 @@ class PairsSettings(Checked, ViewSettings):
 
 @dataclass(frozen=True)
 class BCSettings(OfflineSettings):
-    """Settings of behaviour cloning."""
-
     kind: ClassVar[str] = "bc"
 
     replay: PairsSettings | TransitionsSettings = field(default_factory=PairsSettings)

@@ -22,8 +22,6 @@ from sharpwave.extras import Tensor, torch
 
 @dataclass(frozen=True)
 class IMPALASettings(ActorCriticSettings):
-    """Settings of IMPALA."""
-
     kind: ClassVar[str] = "impala"
 
     replay: RolloutSettings = field(default_factory=lambda: RolloutSettings(batch_size=8, length=20, epochs=1))
@@ -40,8 +38,6 @@ class IMPALASettings(ActorCriticSettings):
 
 
 class IMPALA(ActorCritic):
-    """IMPALA agent."""
-
     Settings = IMPALASettings
 
     def objectives(self, batch: Any, seen: Seen) -> Objectives:

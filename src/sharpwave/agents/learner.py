@@ -153,7 +153,6 @@ class NetworkAgent(Agent):
         self.optimizer.step()
 
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate after ``step`` environment steps."""
         start, end = self.settings.lr, self.settings.lr_end
         rate: float = start if end is None else linear(step, start, end, self.settings.lr_steps)
         return rate

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MASACSettings(TeamSettings):
-    """Settings of multi-agent soft actor-critic."""
-
     kind: ClassVar[str] = "masac"
 
     own_rewards: bool = setting(

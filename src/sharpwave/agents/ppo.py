@@ -23,8 +23,6 @@ from sharpwave.extras import Tensor, torch
 
 @dataclass(frozen=True)
 class PPOSettings(ActorCriticSettings):
-    """Settings of PPO."""
-
     kind: ClassVar[str] = "ppo"
 
     replay: RolloutSettings = field(default_factory=lambda: RolloutSettings(batch_size=8, length=32, epochs=4))
@@ -36,8 +34,6 @@ class PPOSettings(ActorCriticSettings):
 
 
 class PPO(ActorCritic):
-    """PPO agent."""
-
     Settings = PPOSettings
 
     def objectives(self, batch: Any, seen: Seen) -> Objectives:

@@ -21,8 +21,6 @@ from sharpwave.offline.recorded import Recorded
 
 @dataclass(frozen=True)
 class R2D3Settings(R2D2Settings):
-    """Settings of R2D3."""
-
     kind: ClassVar[str] = "r2d3"
 
     demonstrations: str = setting("", "folder of demonstrations, as sharpwave record makes it", MEMORY)

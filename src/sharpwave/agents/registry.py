@@ -42,7 +42,6 @@ GROUP = "sharpwave.agents"
 
 
 def kinds() -> list[str]:
-    """Return the names of all algorithms."""
     return [*({**_provided(), **AGENTS})]
 
 

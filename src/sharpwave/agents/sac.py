@@ -280,7 +280,6 @@ class SAC(TwinCritics):
         return Learned(td_error, metrics)
 
     def policy_metrics(self, log_prob: Tensor) -> dict[str, Tensor]:
-        """Return the policy's entropy, and its weight."""
         return {"entropy": -log_prob.detach().mean(), "temperature": self.temperature()}
 
     # save

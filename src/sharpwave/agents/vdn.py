@@ -74,8 +74,6 @@ class TeamAgent(NetworkAgent):
 
 @dataclass(frozen=True)
 class VDNSettings(TeamSettings):
-    """Settings of value decomposition."""
-
     kind: ClassVar[str] = "vdn"
 
     exploration: EpsilonGreedy = field(default_factory=lambda: EpsilonGreedy(end=0.05, steps=50_000))

@@ -62,11 +62,9 @@ class Contender(ABC):
         self.buffer = self.uniform = self.empty(False)
 
     def add(self, item: Any) -> None:
-        """Add the steps of an item."""
         self.buffer.add(item)
 
     def sample(self, batch: int) -> Any:
-        """Return a uniform batch."""
         return self.uniform.sample(batch)
 
     def prioritize(self, fill: Callable[[], None]) -> bool:

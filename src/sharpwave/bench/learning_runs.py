@@ -258,7 +258,6 @@ def rows(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
 
 
 def table(found: Mapping[str, Mapping[str, Any]], title: str) -> Any:
-    """Return a table of ``rows`` for a rich console."""
     from rich.table import Table
 
     made = Table(title=title, title_justify="left")

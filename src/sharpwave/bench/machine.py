@@ -135,7 +135,6 @@ class AnsweringChild:
         return answer
 
     def close(self) -> None:
-        """Kill the process."""
         self.process.kill()
         self.process.wait()
         assert self.process.stdin is not None

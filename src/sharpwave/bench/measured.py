@@ -153,7 +153,6 @@ class Bench:
         return found | {"rows": batch}
 
     def errors(self, batch: int) -> Array:
-        """Return TD errors of a batch."""
         return np.random.default_rng(0).exponential(size=batch)
 
     def _add_next(self) -> None:

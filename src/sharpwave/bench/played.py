@@ -54,7 +54,6 @@ class PlayedSteps:
 
     @property
     def lanes(self) -> int:
-        """Number of recorded environments."""
         return int(self.reward.shape[1])
 
     @property
@@ -64,7 +63,6 @@ class PlayedSteps:
 
     @property
     def frame_shape(self) -> tuple[int, ...]:
-        """Shape of one frame."""
         return tuple(self.obs.shape[2:])
 
     @property
@@ -74,11 +72,9 @@ class PlayedSteps:
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes of one frame."""
         return int(self.obs[0, 0].nbytes)
 
     def described(self) -> dict[str, Any]:
-        """Return the recording's shape as JSON."""
         return {
             "frame": list(self.frame_shape), "dtype": str(self.obs.dtype), "stack": self.stack, "lanes": self.lanes,
             "steps": self.steps, "episodes": len(self.final),

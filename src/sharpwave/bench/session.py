@@ -114,8 +114,6 @@ class _Contest:
             self._filled(name)
 
     def round(self, turn: int, slice_s: float) -> None:
-        """Measure everything of every contender; each round begins with another one."""
-
         def ask(name: str, what: str, batch: int) -> Results | None:
             return self._measured(name, what, batch, slice_s)
 
@@ -125,7 +123,6 @@ class _Contest:
             self._results["limit"].append(limit["windows"])
 
     def close(self) -> None:
-        """End all processes."""
         for child in self._children.values():
             child.close()
 

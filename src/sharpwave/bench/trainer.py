@@ -51,7 +51,6 @@ class Clock:
         self._charged = now()
 
     def restart(self) -> None:
-        """Reset all times and counts."""
         self._charged = self._now()
         self.calls = dict.fromkeys(PARTS, 0)
         for part in range(len(PARTS)):

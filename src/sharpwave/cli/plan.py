@@ -26,7 +26,6 @@ class MemoryLayout:
     fixed_bytes: float = 0
 
     def total(self, steps: int) -> float:
-        """Return the bytes of a memory of so many steps."""
         return self.bytes_per_step * steps + self.fixed_bytes
 
 

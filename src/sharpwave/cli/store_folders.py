@@ -109,7 +109,6 @@ def choose(episodes: list[EpisodeSpan], number: int | None, best: bool) -> int:
 
 
 def episode_row(number: int, one: EpisodeSpan) -> dict[str, Any]:
-    """Return an episode as JSON."""
     return {
         "number": number,
         "lane": one.lane,
@@ -123,7 +122,6 @@ def episode_row(number: int, one: EpisodeSpan) -> dict[str, Any]:
 
 
 def episode_text(number: int, one: EpisodeSpan) -> str:
-    """Return an episode in one line."""
     begun = "" if one.begun else ", beginning missing"
     said = f"\n{annotation_text(one.annotations)}" if one.annotations else ""
     return (
@@ -133,7 +131,6 @@ def episode_text(number: int, one: EpisodeSpan) -> str:
 
 
 def annotation_text(values: Mapping[str, Any]) -> str:
-    """Return annotations in one line."""
     return escaped(", ".join(f"{key}: {value}" for key, value in decode(values).items()))
 
 
@@ -431,5 +428,4 @@ def verify(
 
 
 def damage_text(damage: Any) -> str:
-    """Return a damage in one line."""
     return escaped(f"{damage.path}: byte {damage.offset:,}: {damage.what}; {damage.nbytes:,} bytes")

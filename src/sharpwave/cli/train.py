@@ -66,7 +66,6 @@ class RecipeGroup(TyperGroup):
     """Group of the recipes' commands. A recipe is imported only when its command runs."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all recipes."""
         return list(recipe_names())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -302,7 +301,6 @@ app.callback()(with_options(group, {name: (_of_resume(leaf), None) for name, lea
 
 
 def train(name: str, recipe: Recipe, out: Path | None) -> None:
-    """Print the settings, train, and print the summary."""
     from sharpwave.training.run import run
 
     shown = console()
@@ -311,7 +309,6 @@ def train(name: str, recipe: Recipe, out: Path | None) -> None:
 
 
 def resume_run(folder: Path, changes: dict[str, Any], trust: bool) -> None:
-    """Resume a run and print the summary."""
     from sharpwave.training.run import resume
 
     shown = console()

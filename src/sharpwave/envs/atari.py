@@ -20,7 +20,6 @@ SCREEN_HEIGHT, SCREEN_WIDTH = 210, 160
 
 @cache
 def games() -> tuple[str, ...]:
-    """List the names of ale-py's games."""
     return tuple(roms.get_all_rom_ids())
 
 

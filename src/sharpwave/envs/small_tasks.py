@@ -201,7 +201,6 @@ TASKS = {"sharpwave/TMaze-v0": TMaze, "sharpwave/Lock-v0": Lock, "sharpwave/Deep
 
 
 def register_tasks() -> None:
-    """Register the tasks with Gymnasium."""
     for name, task in TASKS.items():
         if name not in gymnasium.registry:
             gymnasium.register(name, f"{__name__}:{task.__name__}")

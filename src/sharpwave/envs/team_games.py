@@ -195,15 +195,12 @@ class TwoStepGame:
         self._place = 0
 
     def observation_space(self, agent: str) -> Box:
-        """Return the space of an agent's observations."""
         return Box(0.0, 1.0, (3,), np.float32)
 
     def action_space(self, agent: str) -> Discrete:
-        """Return the space of an agent's actions."""
         return Discrete(2)
 
     def reset(self, seed: int | None = None, options: Each | None = None) -> tuple[Each, Each]:
-        """Begin at the first step."""
         self.agents, self._place = [*self.possible_agents], 0
         return self._observed(), {}
 

@@ -44,14 +44,12 @@ class Told:
         sampler.bind(groups, group_size)
 
     def insert(self, group: int, end: int) -> None:
-        """Insert the items of a group up to ``end``."""
         begin = self.came[group]
         self.sampler.insert(np.array([group]), np.array([begin]), np.array([end]))
         self.there += range(group * self.group_size + begin, group * self.group_size + end)
         self.came[group] = end
 
     def remove(self, group: int) -> None:
-        """Remove a group."""
         self.sampler.remove(group)
         self.there = [item for item in self.there if item // self.group_size != group]
         self.came[group] = 0
@@ -68,18 +66,15 @@ class Told:
         return undone
 
     def grow(self, groups: int) -> None:
-        """Grow to ``groups`` groups."""
         self.sampler.grow(groups)
         self.came += [0] * (groups - self.groups)
         self.groups = groups
 
     def probabilities(self) -> dict[int, float]:
-        """Return the probability of each item in the sampler."""
         self.draw(np.random.default_rng(0), 1)
         return dict(zip(self.there, self.sampler.probabilities(np.array(self.there)).tolist(), strict=True))
 
     def draw(self, rng: np.random.Generator, n: int) -> Draw:
-        """Draw ``n`` items."""
         draw = Draw.of(n)
         self.sampler.draw(draw, rng)
         return draw

@@ -99,7 +99,6 @@ def verbs() -> dict[str, Callable[[], object]]:
 
 
 def tree(calls: list[Call]) -> str:
-    """Return the calls as an indented tree."""
     return "\n".join(f"{'  ' * (call.depth - 1) + call.name:60} {call.where}" for call in calls)
 
 

@@ -49,7 +49,6 @@ class AppendedStep:
 
     @property
     def ended(self) -> bool:
-        """Whether the step ended its episode."""
         return self.terminated or self.truncated
 
 

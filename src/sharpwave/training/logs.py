@@ -59,7 +59,6 @@ TWO_PAIRS = 110
 
 
 def scalars(event: str, metrics: Metrics) -> dict[str, float]:
-    """Return the scalars to log of an episode, a report or an evaluation."""
     names, further, prefix = SCALARS[event]
     more = metrics.get(further, {})
     found, names = metrics | more, names | {name: f"{prefix}/{name}" for name in more}

@@ -111,7 +111,6 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def origin_text(origin: dict[str, Any]) -> str:
-    """Return the identity of recorded data as text."""
     version = "no version" if origin["version"] is None else f"version {origin['version']}"
     said = f"{origin['path']}, {version}: {origin['steps']:,} steps"
     if "segments" in origin:

@@ -28,7 +28,6 @@ def main() -> None:
 
 
 def one(program: StoreProgram, shrink_s: float) -> None:
-    """Run a program, and report on it."""
     begun = time.monotonic()
     failure, counts, at = outcome(program)
     said: dict[str, Any] = {"seed": program.seed, "kind": kind_of(program), "counts": counts, "at": at}
@@ -52,7 +51,6 @@ def kind_of(program: StoreProgram) -> str:
 
 
 def tell(**said: Any) -> None:
-    """Write a line of JSON."""
     print(json.dumps(said), flush=True)
 
 

@@ -33,7 +33,6 @@ class Found:
     seconds: float = 0.0
 
     def add(self, report: dict[str, Any]) -> None:
-        """Add a program's report."""
         failed = {"failed": 1} if "what" in report else {}
         for counts in (self.counts, self.kinds.setdefault(report["kind"], Counter())):
             counts.update(report["counts"] | failed)
@@ -41,7 +40,6 @@ class Found:
             self.failures.append(report)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results as JSON values."""
         return {
             "counts": dict(sorted(self.counts.items())),
             "kinds": {kind: dict(sorted(counts.items())) for kind, counts in sorted(self.kinds.items())},

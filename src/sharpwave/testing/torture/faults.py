@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import sharpwave.store
-from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
 
 KINDS = ("EIO", "ENOSPC", "short write", "kill", "kill in a write")
@@ -43,22 +42,13 @@ def library(folder: Path) -> Path | None:
     if sys.platform != "linux" or compiler is None:
         return None
     target = folder / "faults.so"
-    command = [
-        compiler,
-        "-O1",
-        "-shared",
-        "-fPIC",
-        "-o",
-        str(target),
-        str(Path(__file__).with_name("faults.c")),
-        "-ldl",
-    ]
+    source = Path(__file__).with_name("faults.c")
+    command = [compiler, "-O1", "-shared", "-fPIC", "-o", str(target), str(source), "-ldl"]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     return target if built.returncode == 0 else None
 
 
 def preloaded() -> bool:
-    """Return whether the library is loaded in this process."""
     return sys.platform == "linux" and hasattr(ctypes.CDLL(None), "torture_arm")
 
 
@@ -83,6 +73,16 @@ class Preloaded:
 
     def limit(self, free_bytes: int) -> None:
         self._library.torture_quota(free_bytes)
+
+
+def _failing(name: str) -> Any:
+    """Return a file operation of ``InFiles`` that fails as one of ``Files`` where a fault is due."""
+
+    def act(self: InFiles, *arguments: Any) -> Any:
+        self._step()
+        return getattr(Files, name)(self, *arguments)
+
+    return act
 
 
 class InFiles(Files):
@@ -125,13 +125,9 @@ class InFiles(Files):
         if self.quota is not None and growth > 0 and self._bytes() + growth > self.quota:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def open(self, directory: Directory, name: str) -> int:
-        self._step()
-        return super().open(directory, name)
-
-    def truncate(self, descriptor: int, nbytes: int) -> None:
-        self._step()
-        super().truncate(descriptor, nbytes)
+    open, truncate, fsync, fsync_folder, rename, unlink = map(
+        _failing, ("open", "truncate", "fsync", "fsync_folder", "rename", "unlink")
+    )
 
     def allocate(self, descriptor: int, offset: int, nbytes: int) -> None:
         self._step()
@@ -151,22 +147,6 @@ class InFiles(Files):
                 os.kill(os.getpid(), signal.SIGKILL)
             raise
         super().pwrite(descriptor, data, offset)
-
-    def fsync(self, descriptor: int) -> None:
-        self._step()
-        super().fsync(descriptor)
-
-    def fsync_folder(self, directory: Directory) -> None:
-        self._step()
-        super().fsync_folder(directory)
-
-    def rename(self, directory: Directory, name: str, target: Directory, to: str) -> None:
-        self._step()
-        super().rename(directory, name, target, to)
-
-    def unlink(self, directory: Directory, name: str) -> None:
-        self._step()
-        super().unlink(directory, name)
 
 
 @contextlib.contextmanager

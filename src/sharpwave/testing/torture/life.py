@@ -164,12 +164,10 @@ class StoreProcess:
         return {"ids": ids, "done": len(serial)}
 
     def end_episode(self, lane: int, code: int) -> None:
-        """End a lane's episode."""
         assert self.store is not None
         self.store.end_episode(lane, observations(code, self.program.width))
 
     def break_episode(self, lane: int) -> dict[str, Any]:
-        """Break a lane's episode off."""
         assert self.store is not None
         return {"broke": self.store.break_episode(lane)}
 
@@ -218,37 +216,30 @@ class StoreProcess:
         return {"where": there, "stale": self._update(view, ids, np.full(len(ids), error))}
 
     def flush(self, views: bool = True) -> None:
-        """Flush."""
         assert self.store is not None
         self.store.flush(views=views)
 
     def save(self) -> None:
-        """Write a checkpoint."""
         assert self.store is not None
         self.store.checkpoint(self.checkpoint)
 
     def resize(self, **limits: Any) -> None:
-        """Change limits."""
         assert self.store is not None
         self.store.resize(**limits)
 
     def clear(self) -> None:
-        """Evict everything."""
         assert self.store is not None
         self.store.clear()
 
     def close(self) -> None:
-        """Close the store."""
         store, self.store, self.views = self.store, None, {}
         assert store is not None
         store.close()
 
     def fault(self, **armed: Any) -> None:
-        """Arm a fault for the next operation."""
         self.control.arm(**armed)
 
     def full(self, free_bytes: int) -> None:
-        """Make the disk full."""
         self.control.limit(free_bytes)
 
     # reports
@@ -268,7 +259,6 @@ class StoreProcess:
         }
 
     def _ids(self) -> list[Any]:
-        """Return the ids of each lane's steps, -1 for missing ones."""
         store = self.store
         assert store is not None
         counts = store.lane_steps.tolist()

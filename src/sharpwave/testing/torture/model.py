@@ -148,16 +148,13 @@ class Log:
         return steps
 
     def last(self, lane: int) -> LoggedStep | None:
-        """Return a lane's last step."""
         return self.lanes[lane][-1] if lane < len(self.lanes) and self.lanes[lane] else None
 
     def unfinished(self, lane: int) -> bool:
-        """Return whether a lane has an unfinished episode."""
         last = self.last(lane)
         return last is not None and not last.ended
 
     def keys(self) -> Iterator[tuple[Key, LoggedStep]]:
-        """Yield all steps."""
         for lane, steps in enumerate(self.lanes):
             for number, step in enumerate(steps):
                 if step is not None:
@@ -500,7 +497,6 @@ class Log:
         return items
 
     def updated(self, name: str, updated: list[Key], errors: list[float]) -> None:
-        """Set priorities."""
         self.follow(name)
         one = self.views[name]
         for key, error in zip(updated, errors, strict=True):
@@ -522,7 +518,6 @@ class Log:
     # comparing
 
     def compare(self, look: dict[str, Any]) -> None:
-        """Compare all items and episodes with the log."""
         for name, found in look["views"].items():
             self._compare_view(name, found)
         self._compare_episodes(look["episodes"])

@@ -52,7 +52,6 @@ class StoreProgram:
     words: bool = False
 
     def with_operations(self, operations: Iterable[Operation]) -> StoreProgram:
-        """Return the program with other operations."""
         return replace(self, operations=list(operations))
 
     def to_json(self) -> str:

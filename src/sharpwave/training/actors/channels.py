@@ -226,7 +226,6 @@ class Counters:
         return int(self.words[1 + actor, 1])
 
     def beat(self, actor: int) -> None:
-        """Count a heartbeat of an actor."""
         self.words[1 + actor, 1] += 1
 
 

@@ -164,7 +164,6 @@ class Hub:
             return len(self._lanes) - sum(len(node.actors) for node in self._nodes.values())
 
     def joined(self) -> list[str]:
-        """Return the names of the nodes."""
         with self._changed:
             return [node.name for node in self._nodes.values()]
 

@@ -404,7 +404,6 @@ class Recipe:
         return {known[name].path: checked(name, known[name].hint, value) for name, value in values.items()}
 
     def to_table(self) -> dict[str, Any]:
-        """Return the settings as nested plain values for JSON."""
         return to_table(self)
 
     @classmethod
@@ -457,7 +456,6 @@ RESUMABLE = (
 
 
 def resumable() -> dict[str, Any]:
-    """Return the settings of ``RESUMABLE`` by option name."""
     sections = {"training": TrainingSettings(), "evaluation": EvaluationSettings()}
     found = {f"{section}.{leaf.key}": leaf for section, one in sections.items() for leaf in leaves(one)}
     return {found[key].name: found[key] for key in RESUMABLE}
