@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from sharpwave.configuration import leaves
 from sharpwave.escaping import printable, quoted
 
 if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
+
+
+STORE_PATH = Annotated[
+    Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...), a run's, or a checkpoint")
+]
 
 
 class Unbroken:

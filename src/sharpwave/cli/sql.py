@@ -8,20 +8,17 @@ import math
 import sys
 from collections.abc import Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from sharpwave.cli.output import bytes_bar, console, table
+from sharpwave.cli.output import STORE_PATH, bytes_bar, console, table
 from sharpwave.escaping import escaped
 from sharpwave.training.folder import replay_of
 
 
 def sql(
-    path: Annotated[
-        Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...), a run's, or a checkpoint")
-    ],
+    path: STORE_PATH,
     query: Annotated[
         str, typer.Argument(help='a select in SQL, as "select task, avg(length) from episodes group by all"')
     ],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sharpwave.cli.episode_pictures import image_field, write_picture
-from sharpwave.cli.output import bytes_bar, check_out, table
+from sharpwave.cli.output import STORE_PATH, bytes_bar, check_out, table
 from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped, quoted
 from sharpwave.json_values import decode, encode
@@ -31,9 +31,7 @@ BAR = 40
 
 
 def inspect(
-    path: Annotated[
-        Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...), a run's, or a checkpoint")
-    ],
+    path: STORE_PATH,
     as_json: Annotated[bool, typer.Option("--json", help="print everything as JSON")] = False,
     episode: Annotated[int | None, typer.Option(min=0, help="choose an episode by its number, from 0")] = None,
     best: Annotated[bool, typer.Option("--best", help="choose the whole episode with the highest return")] = False,
@@ -371,11 +369,7 @@ def histogram(edges: list[float], counts: list[int]) -> list[str]:
     return lines
 
 
-def verify(
-    path: Annotated[
-        Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...), a run's, or a checkpoint")
-    ],
-) -> None:
+def verify(path: STORE_PATH) -> None:
     """Read and decode everything in a store's folder, and list all damage.
 
     Nothing is changed, and the store may be in use. Checks every record's checksum, every segment's columns, every

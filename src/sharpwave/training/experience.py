@@ -200,9 +200,6 @@ class ActorExperience(Experience):
             self._died = error
         return Arrived(steps, episodes)
 
-    def break_off(self) -> None:
-        """Do nothing: runs with actors do not repeat exactly."""
-
     def report(self) -> dict[str, Any]:
         return self._staleness.report() | {"actor_restarts": self._actors.restarts}
 

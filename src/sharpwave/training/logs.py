@@ -83,14 +83,11 @@ class EventLog(Callback):
         self.log("evaluation", metrics)
 
 
-class JsonLines(EventLog):
-    """Callback that appends every event to a file, one JSON object a line. All methods raise OSError."""
+class RecordLog(EventLog):
+    """Callback that appends events to a file. All methods raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self._file = RecordFile(path)
-
-    def log(self, event: str, metrics: Metrics) -> None:
-        self._file.append((json.dumps({"event": event, **metrics}) + "\n").encode())
 
     def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
         self._file.flush()
@@ -99,8 +96,15 @@ class JsonLines(EventLog):
         self._file.close()
 
 
-class TensorBoard(EventLog):
-    """Callback that writes scalars for TensorBoard, against environment steps. All methods raise OSError.
+class JsonLines(RecordLog):
+    """Callback that appends every event to a file, one JSON object a line."""
+
+    def log(self, event: str, metrics: Metrics) -> None:
+        self._file.append((json.dumps({"event": event, **metrics}) + "\n").encode())
+
+
+class TensorBoard(RecordLog):
+    """Callback that writes scalars for TensorBoard, against environment steps.
 
     Args:
         folder: folder of the event files; made if absent.
@@ -115,7 +119,7 @@ class TensorBoard(EventLog):
         make_folder(folder)
         seconds, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads files in the order of their names
         name = f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
-        self._file = RecordFile(folder / name)
+        super().__init__(folder / name)
         self._event, self._summary = Event, Summary
         self._records = RecordWriter(SimpleNamespace(write=self._file.append))
         self._add(file_version="brain.Event:2")
@@ -125,12 +129,6 @@ class TensorBoard(EventLog):
     def log(self, event: str, metrics: Metrics) -> None:
         values = [self._summary.Value(tag=name, simple_value=one) for name, one in scalars(event, metrics).items()]
         self._add(step=metrics["steps"], summary=self._summary(value=values))
-
-    def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
 
     def _add(self, **what: Any) -> None:
         self._records.write(self._event(wall_time=time.time(), **what).SerializeToString())
