@@ -12,7 +12,7 @@ from sharpwave.agents.dqn import DQN
 from sharpwave.configuration import leaves
 from sharpwave.training import setup
 from sharpwave.training.recipes import load_recipe, recipe_names, tables
-from sharpwave.training.recipes.recipe import RESUMABLE, Atari, Gymnasium, Recipe, parse_lines, parse_size, resumable
+from sharpwave.training.recipes.recipe import Atari, Gymnasium, Recipe, parse_lines, parse_size, resumable
 
 
 @pytest.mark.parametrize("name", tables())
@@ -160,8 +160,8 @@ def test_a_table_says_which_of_several_kinds_it_is():
 
 
 def test_settings_that_a_resumed_run_may_change_are_settings():
-    known = {leaf.key for leaf in leaves(Recipe())}
-    assert set(RESUMABLE) <= known and next(iter(resumable())) == "steps"
+    known = {leaf.name for leaf in leaves(Recipe())}
+    assert set(resumable()) <= known and next(iter(resumable())) == "steps"
 
 
 def test_an_algorithm_is_a_recipe_of_its_own_defaults():

@@ -22,7 +22,7 @@ from sharpwave.agents.architectures import networks
 from sharpwave.agents.exploration import ExplorationSettings, Strategy
 from sharpwave.agents.learner import PRECISIONS, LearningRateSettings, NetworkAgent, move_towards, to_tensors
 from sharpwave.agents.losses import huber, signed_parabolic, squared
-from sharpwave.agents.protocol import Acted, Bools, Floats, InitialErrors, Learned, Obs, Rows, Spaces, Valued
+from sharpwave.agents.protocol import Acted, Bools, Floats, Learned, Obs, Rows, Spaces, Valued
 from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
@@ -337,8 +337,8 @@ def double_q_targets(next_q: Tensor, next_q_online: Tensor, reward: Tensor, disc
     return reward + discount * next_q.gather(1, chosen).squeeze(1)
 
 
-class NStepErrors(InitialErrors):
-    """Temporal-difference errors of n-step transitions, computed while lanes make steps.
+class NStepErrors:
+    """Temporal-difference errors of n-step transitions, computed while lanes make steps; one instance for all lanes.
 
     The error of a step is ``sum_i gamma^i r_i + gamma^n max_a Q(s_n, a) - Q(s, a)`` with the n that was used, and with
     the Q that the actor had in each state, ``acted.state.values`` [lanes, A]. Of rescaled values it is
@@ -372,9 +372,16 @@ class NStepErrors(InitialErrors):
 
     @property
     def known(self) -> int:
+        """Number of steps of every lane with known errors."""
         return max(0, self._steps - self._n_step)
 
     def add(self, acted: Acted, reward: Floats, terminated: Bools, truncated: Bools, final_obs: Obs | None) -> None:
+        """Add one step of every lane, [lanes].
+
+        Args:
+            acted: the action, and the acting state after it.
+            final_obs: [lanes, ...], read where a lane was truncated; None: no episode ended.
+        """
         values, rows = acted.state.values, np.arange(len(acted.action))
         best = self._best(values)
         taken = values[rows, acted.state.chosen].astype(np.float64)
@@ -389,6 +396,7 @@ class NStepErrors(InitialErrors):
         return signed_parabolic(torch.from_numpy(best), self._rescale).numpy() if self._rescale else best
 
     def of(self, lane: int, first: int, steps: int) -> npt.NDArray[np.float32]:
+        """Return the errors of a lane's steps from number ``first`` on, float32 [steps]."""
         assert self._steps - len(self._errors) <= first and first + steps <= self.known
         errors: npt.NDArray[np.float32] = self._errors[np.arange(first, first + steps) % len(self._errors), lane]
         return errors

@@ -154,25 +154,6 @@ class ViewSettings(Protocol):
         return None
 
 
-class InitialErrors(Protocol):
-    """Temporal-difference errors of the actor's steps, computed while acting; one instance for all lanes."""
-
-    @property
-    def known(self) -> int:
-        """Number of steps of every lane with known errors."""
-
-    def add(self, acted: Acted, reward: Floats, terminated: Bools, truncated: Bools, final_obs: Obs | None) -> None:
-        """Add one step of every lane, [lanes].
-
-        Args:
-            acted: the action, and the acting state after it.
-            final_obs: [lanes, ...], read where a lane was truncated; None: no episode ended.
-        """
-
-    def of(self, lane: int, first: int, steps: int) -> npt.NDArray[np.float32]:
-        """Return the errors of a lane's steps from number ``first`` on, float32 [steps]."""
-
-
 class Agent(Protocol):
     """Learning algorithm. Subclasses inherit the defaults of methods that are not abstract.
 
@@ -263,8 +244,9 @@ class Agent(Protocol):
         """
         return None
 
-    def initial_errors(self, lanes: int, kept: int) -> InitialErrors | None:
-        """Make the computation of initial priorities for this agent's steps from now on; None: it has none.
+    def initial_errors(self, lanes: int, kept: int) -> Any:
+        """Make the computation of initial priorities for this agent's steps from now on, with the methods of
+        ``sharpwave.agents.dqn.NStepErrors``; None: it has none.
 
         Args:
             kept: steps of each lane whose errors are kept.

@@ -434,28 +434,10 @@ def default_recipe(kind: str) -> Recipe:
     )
 
 
-RESUMABLE = (
-    "training.steps",
-    "training.max_minutes",
-    "evaluation.stop_reward",
-    "evaluation.stop_worst",
-    "evaluation.evaluate_every",
-    "evaluation.evaluate_from",
-    "evaluation.evaluate_beside",
-    "evaluation.video_every",
-    "evaluation.saliency_every",
-    "evaluation.patience",
-    "training.report_every",
-    "training.track",
-    "training.checkpoint_every",
-    "training.keep_every",
-    "training.threads",
-    "training.device",
-)
-"""Settings that a resumed run may change: duration, device and monitoring, but not what it learns."""
-
-
 def resumable() -> dict[str, Any]:
-    sections = {"training": TrainingSettings(), "evaluation": EvaluationSettings()}
-    found = {f"{section}.{leaf.key}": leaf for section, one in sections.items() for leaf in leaves(one)}
-    return {found[key].name: found[key] for key in RESUMABLE}
+    """Return the settings, by option name, that a resumed run may change: duration, device and monitoring, but not what
+    it learns."""
+    training = {leaf.key: leaf for leaf in leaves(TrainingSettings())}
+    names = ("steps", "max_minutes"), ("report_every", "track", "checkpoint_every", "keep_every", "threads", "device")
+    first, last = ([training[name] for name in some] for some in names)
+    return {leaf.name: leaf for leaf in (*first, *leaves(EvaluationSettings()), *last)}
