@@ -37,7 +37,7 @@ def played(agent):
         obs = rng.normal(size=(2, LANES, 3)).astype(np.float32)
         acted = agent.act(obs[0], state, 0)
         values.append(acted.state.values)
-        policies.append(acted.state.further.policy)
+        policies.append(acted.state.policy)
         reward, terminated = rng.normal(size=LANES), rng.random(LANES) < 0.1
         no = np.zeros(LANES, bool)
         store.extend(
@@ -181,7 +181,7 @@ def test_bandits_choose_policies_by_whole_episodes():
     for _ in range(12):
         for last in (False, False, True):
             acted = agent.act(obs, state, 0)
-            policy = acted.state.further.policy
+            policy = acted.state.policy
             assert (policy != UNDECIDED).all()
             # Policy 1 gives most in lane 0, policy 2 in lane 1.
             state = agent.observe(acted.state, (policy == [1, 2]) * 1.0, np.array([last, last]))

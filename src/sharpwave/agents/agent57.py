@@ -20,7 +20,6 @@ from sharpwave.agents.bandits import SlidingUCB
 from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic
 from sharpwave.agents.ngu import NGU, NOVELTY, NGUSettings, NGUState
 from sharpwave.agents.protocol import Obs, Spaces
-from sharpwave.agents.r2d2 import R2D2State
 from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
 
@@ -48,9 +47,9 @@ class Agent57Settings(NGUSettings):
         expect(self, "bandit_window", fits, f"at least --policies {self.policies}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Agent57State(NGUState):
-    """Acting state of Agent57 beside that of NGU.
+    """Acting state of Agent57.
 
     Attributes:
         total: float64 [lanes], sum of the episode's rewards.
@@ -94,34 +93,30 @@ class Agent57(NGU):
 
     # act
 
-    def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> R2D2State:
+    def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> Agent57State:
         state = super().begin(lanes, first_lane, of_lanes)
         if state.of > len(self.bandit.made):
             grown = self._bandit(state.of)
             grown.load(self.bandit.state())
             self.bandit = grown
-        policy = np.full(lanes, UNDECIDED)
-        own: NGUState = state.further
-        return state._replace(further=Agent57State(policy, own.episodic, own.memory, np.zeros(lanes)))
+        return Agent57State(**vars(state) | {"policy": np.full(lanes, UNDECIDED)}, total=np.zeros(lanes))
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         return self.settings.strategy.scored(lanes)
 
-    def enter(self, obs: Obs, state: R2D2State, explore: bool) -> R2D2State:
-        own: Agent57State = state.further
-        undecided = own.policy == UNDECIDED
+    def enter(self, obs: Obs, state: Any, explore: bool) -> NGUState:
+        undecided = state.policy == UNDECIDED
         if explore and undecided.any():
-            policy = np.where(undecided, self.bandit.choose(self._rng)[state.lanes], own.policy)
-            state = state._replace(further=replace(own, policy=policy))
+            policy = np.where(undecided, self.bandit.choose(self._rng)[state.lanes], state.policy)
+            state = replace(state, policy=policy)
         return super().enter(obs, state, explore)
 
-    def observe(self, state: R2D2State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> R2D2State:
-        state = super().observe(state, reward, ended)
-        own: Agent57State = state.further
-        total, counts = own.total + reward, ended & (own.policy != UNDECIDED)
-        self.bandit.update(own.policy[counts], total[counts], np.arange(state.lanes.start, state.lanes.stop)[counts])
-        policy = np.where(ended, UNDECIDED, own.policy)
-        return state._replace(further=replace(own, policy=policy, total=np.where(ended, 0.0, total)))
+    def observe(self, state: Any, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> Any:
+        total, counts = state.total + reward, ended & (state.policy != UNDECIDED)
+        lanes = np.arange(state.lanes.start, state.lanes.stop)
+        self.bandit.update(state.policy[counts], total[counts], lanes[counts])
+        policy, total = np.where(ended, UNDECIDED, state.policy), np.where(ended, 0.0, total)
+        return replace(super().observe(state, reward, ended), policy=policy, total=total)
 
     # learn
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -68,7 +68,8 @@ class QSettings(ExplorationSettings, LearningRateSettings):
             yield "target_every", "--target-tau 0"
 
 
-class QState(NamedTuple):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class QState:
     """Acting state.
 
     Attributes:
@@ -117,7 +118,7 @@ class QAgent(NetworkAgent):
     # act
 
     def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> Any:
-        return QState(slice(first_lane, first_lane + lanes), of_lanes or first_lane + lanes)
+        return QState(lanes=slice(first_lane, first_lane + lanes), of=of_lanes or first_lane + lanes)
 
     def act(self, obs: Obs, state: Any, step: int, explore: bool = True) -> Acted:
         lanes, of = state.lanes, state.of
@@ -127,7 +128,7 @@ class QAgent(NetworkAgent):
         else:
             values = self.values(obs)
         chosen = self.exploration.choose(values, step, lanes, of, self._rng) if explore else values.argmax(axis=1)
-        state = state._replace(chosen=chosen, values=values if self._keeps_values else None)
+        state = replace(state, chosen=chosen, values=values if self._keeps_values else None)
         return Acted(self.actions.actions(chosen), state)
 
     def values(self, obs: Obs) -> npt.NDArray[np.float32]:

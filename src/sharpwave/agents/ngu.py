@@ -91,9 +91,9 @@ def gammas(policies: int, first: float, last: float) -> npt.NDArray[np.float32]:
     return (1 - np.geomspace(1 - first, 1 - last, policies)).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class NGUState:
-    """Acting state of NGU beside that of R2D2.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NGUState(R2D2State):
+    """Acting state of NGU.
 
     Attributes:
         policy: int64 [lanes], which policy plays.
@@ -146,37 +146,37 @@ class NGU(R2D2):
     def step_fields(self) -> dict[str, Field]:
         return {**super().step_fields(), EPISODIC: Field((), "float32")}
 
-    def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> R2D2State:
+    def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> NGUState:
         from sharpwave.agents.novelty import EpisodicMemory
 
         state, settings = super().begin(lanes, first_lane, of_lanes), self.settings
         memory = EpisodicMemory.empty(lanes, settings.episodic_memory, settings.embedding_size)
         policy = np.arange(first_lane, first_lane + lanes) % settings.policies
-        return state._replace(further=NGUState(policy, np.zeros(lanes, np.float32), memory))
+        return NGUState(**vars(state), policy=policy, episodic=np.zeros(lanes, np.float32), memory=memory)
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         exploits: npt.NDArray[np.bool_] = np.arange(lanes) % self.settings.policies == 0
         return exploits
 
-    def enter(self, obs: Obs, state: R2D2State, explore: bool) -> R2D2State:
-        own: NGUState = state.further
+    def enter(self, obs: Obs, state: Any, explore: bool) -> NGUState:
         settings = self.settings
         with torch.inference_mode():
             inputs = self.inputs(to_tensors(obs, self.device))
             embedding = self.novelty.embedding(inputs).cpu().numpy()
-        episodic, memory = own.memory.add(embedding, settings.neighbours)
-        core, policy = state.core.copy(), own.policy if explore else np.zeros_like(own.policy)
+        episodic, memory = state.memory.add(embedding, settings.neighbours)
+        core, policy = state.core.copy(), state.policy if explore else np.zeros_like(state.policy)
         core[:, self._policy_at :] = np.eye(settings.policies, dtype=np.float32)[policy]
         episodic *= settings.intrinsic_scale
-        return state._replace(core=core, further=replace(own, episodic=episodic, memory=memory))
+        entered: NGUState = replace(state, core=core, episodic=episodic, memory=memory)
+        return entered
 
     def act(self, obs: Obs, state: R2D2State, step: int, explore: bool = True) -> Acted:
         acted = super().act(obs, state, step, explore)
-        return acted._replace(fields={**acted.fields, EPISODIC: acted.state.further.episodic})
+        return acted._replace(fields={**acted.fields, EPISODIC: acted.state.episodic})
 
-    def _behind(self, state: R2D2State, recurrent: Any) -> npt.NDArray[np.float32]:
+    def _behind(self, state: Any, recurrent: Any) -> npt.NDArray[np.float32]:
         core = super()._behind(state, recurrent)
-        core[:, self._policy_at - 1] = state.further.episodic
+        core[:, self._policy_at - 1] = state.episodic
         core[:, self._policy_at :] = state.core[:, self._policy_at :]
         return core
 
@@ -189,10 +189,9 @@ class NGU(R2D2):
         beta = memory[0][:, self._policy_at :] @ self.betas[:, None]
         return self.combined(torch.from_numpy(predicted), torch.from_numpy(beta)).numpy(), recurrent
 
-    def observe(self, state: R2D2State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> R2D2State:
-        state = super().observe(state, reward, ended)
-        own: NGUState = state.further
-        return state._replace(further=replace(own, memory=own.memory.without(ended)))
+    def observe(self, state: Any, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> Any:
+        observed: Any = super().observe(state, reward, ended)
+        return replace(observed, memory=state.memory.without(ended))
 
     def initial_errors(self, lanes: int, kept: int) -> None:
         return None

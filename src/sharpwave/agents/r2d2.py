@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 import sharpwave as sw
 from sharpwave.agents.actions import legal_in, legal_rows, with_legal
-from sharpwave.agents.dqn import NStepErrors, QSettings, TargetQAgent
+from sharpwave.agents.dqn import NStepErrors, QSettings, QState, TargetQAgent
 from sharpwave.agents.learner import to_tensors
 from sharpwave.agents.losses import RESCALING_EPS, signed_hyperbolic, signed_parabolic, window_ends
 from sharpwave.agents.protocol import Acted, Obs, Rows, Valued, ViewSettings
@@ -122,24 +122,16 @@ class R2D2Settings(QSettings):
     max_grad_norm: float = setting(40.0, "gradients are clipped to this norm; 0: never", LEARNING, at_least=0)
 
 
-class R2D2State(NamedTuple):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class R2D2State(QState):
     """Acting state.
 
     Attributes:
-        lanes: which of the run's ``of`` lanes these are.
         core: float32 [lanes, n]: recurrent state, one-hot previous action, previous reward; zeros where an episode
             begins.
-        chosen: int64 [lanes], numbers of the last actions.
-        values: Q of the last observations [lanes, A], where initial priorities are computed.
-        further: acting state of agents that keep more.
     """
 
-    lanes: slice
-    of: int
     core: npt.NDArray[np.float32]
-    chosen: npt.NDArray[np.int64]
-    values: npt.NDArray[np.float32] | None = None
-    further: Any = None
 
 
 class R2D2(TargetQAgent):
@@ -187,8 +179,7 @@ class R2D2(TargetQAgent):
 
     def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> R2D2State:
         core = np.zeros((lanes, self._core_size), np.float32)
-        of = of_lanes or first_lane + lanes
-        return R2D2State(slice(first_lane, first_lane + lanes), of, core, np.zeros(lanes, np.int64))
+        return R2D2State(**vars(super().begin(lanes, first_lane, of_lanes)), core=core)
 
     def act(self, obs: Obs, state: R2D2State, step: int, explore: bool = True) -> Acted:
         state = self.enter(obs, state, explore)
@@ -198,7 +189,7 @@ class R2D2(TargetQAgent):
         chosen = choose(values, step, state.lanes, state.of, self._rng) if explore else values.argmax(axis=1)
         before, after = state.core, self._behind(state, recurrent)
         after[np.arange(len(chosen)), self.online.state_size + chosen] = 1.0
-        state = state._replace(core=after, chosen=chosen, values=values if self._keeps_values else None)
+        state = replace(state, core=after, chosen=chosen, values=values if self._keeps_values else None)
         return Acted(self.actions.actions(chosen), state, {CORE: before})
 
     def enter(self, obs: Obs, state: R2D2State, explore: bool) -> R2D2State:
@@ -214,7 +205,7 @@ class R2D2(TargetQAgent):
     def replaced(self, state: R2D2State, action: npt.NDArray[Any]) -> R2D2State:
         core, chosen = state.core.copy(), self.actions.numbers(action)
         core[:, self.online.state_size : self._reward_at] = np.eye(self.num_actions, dtype=np.float32)[chosen]
-        return state._replace(core=core, chosen=chosen)
+        return replace(state, core=core, chosen=chosen)
 
     def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
         """Return Q [N, A], and the recurrent state after the step [N, n]; ``memory`` is the lanes' core before it."""
@@ -236,7 +227,7 @@ class R2D2(TargetQAgent):
         core = state.core.copy()  # the one that was acted with may still be on its way into the store
         core[:, self._reward_at] = reward
         core[ended] = 0.0
-        return state._replace(core=core)
+        return replace(state, core=core)
 
     def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: R2D2State) -> Valued:
         values = np.empty((len(reward), self.num_actions), np.float32)
@@ -244,7 +235,7 @@ class R2D2(TargetQAgent):
             one = {name: part[t : t + 1] for name, part in obs.items()} if isinstance(obs, dict) else obs[t : t + 1]
             state = self.enter(one, state, explore=False)
             values[t], recurrent = self.infer(one, state.core)
-            state = self.replaced(state._replace(core=self._behind(state, recurrent)), action[t : t + 1])
+            state = self.replaced(replace(state, core=self._behind(state, recurrent)), action[t : t + 1])
             state = self.observe(state, reward[t : t + 1], np.zeros(1, np.bool_))
         if self.settings.rescale:
             values = signed_parabolic(torch.from_numpy(values)).numpy()

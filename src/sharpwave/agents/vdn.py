@@ -118,7 +118,7 @@ class VDN(TeamAgent):
     # act
 
     def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> QState:
-        return QState(slice(first_lane, first_lane + lanes), of_lanes or first_lane + lanes)
+        return QState(lanes=slice(first_lane, first_lane + lanes), of=of_lanes or first_lane + lanes)
 
     def act(self, obs: Obs, state: QState, step: int, explore: bool = True) -> Acted:
         (values,), mask = self.infer(obs), np.asarray(obs[ACTION_MASK])

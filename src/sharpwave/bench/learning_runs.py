@@ -180,9 +180,6 @@ def _trimmed(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return mean
 
 
-if TYPE_CHECKING:
-    from sharpwave.training.recipes.recipe import Recipe
-
 RECIPE = "minatar-rainbow"
 EPISODES = 30
 WHOLE, NONE = "rainbow", "none of them"
