@@ -48,8 +48,8 @@ class DemonstratedReplay(sw.Blend[Any]):
 
 
 @dataclass(frozen=True)
-class BlendedSettings(ViewSettings):
-    """Settings of a blend of windows: of the agent's own steps, and of demonstrations.
+class BlendedSettings:
+    """Settings of a blend of windows, of the agent's own steps and of demonstrations: ``own``, but for its opening.
 
     Attributes:
         own: settings of both views.
@@ -63,25 +63,10 @@ class BlendedSettings(ViewSettings):
     share: float | Callable[[int], float]
     fields: Fields
 
-    @property
-    def batch_size(self) -> int:
-        return self.own.batch_size
-
-    @property
-    def fewest(self) -> int:
-        return self.own.fewest
-
-    @property
-    def horizon(self) -> int:
-        return self.own.horizon
-
-    @property
-    def most_samples(self) -> float:
-        return self.own.most_samples
-
-    @property
-    def prioritized(self) -> bool:
-        return self.own.prioritized
+    def __getattr__(self, name: str) -> Any:
+        if name == "own" or name.startswith("__"):  # of copying and pickling
+            raise AttributeError(name)
+        return getattr(self.own, name)
 
     def open(self, store: sw.Store, name: str | None, seed: int) -> DemonstratedReplay:
         """Make the blend: a view of ``store``, and one of the demonstrations, which are read into memory."""
@@ -98,9 +83,6 @@ class BlendedSettings(ViewSettings):
         if demonstrations.recovery is not None and demonstrations.recovery.damages:
             raise ValueError(f"its demonstrations are damaged: {demonstrations.recovery.damages[0]}")
         return DemonstratedReplay(demonstrations, store, self, name, seed)
-
-    def beta(self, step: int) -> float | None:
-        return self.own.beta(step)
 
 
 def read_demonstrations(folder: Path, spec: sw.Spec, fields: Fields) -> sw.Store:

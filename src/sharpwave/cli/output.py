@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,27 +82,21 @@ def check_out(out: Path, *endings: str) -> None:
         raise ValueError(f"--out: {str(out)!r} is a folder, expected the name of a file")
 
 
-class bytes_bar:
-    """Progress bar of bytes, drawn only on a terminal. A context manager; yields a function of the total bytes."""
+@contextmanager
+def bytes_bar(what: str) -> Iterator[Callable[[int], Callable[[int], None]]]:
+    """Draw a progress bar of bytes, only on a terminal; yields a function: total bytes -> function that adds bytes."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def __init__(self, what: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+    console = Console(stderr=True)
+    columns = [TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()]
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
 
-        console = Console(stderr=True)
-        columns = [TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()]
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        def start(total: int) -> Callable[[int], None]:
+            task = bar.add_task("", total=total)
+            return lambda nbytes: bar.advance(task, nbytes)
 
-    def __enter__(self) -> Any:
-        self._bar.start()
-        return self._start
-
-    def _start(self, total: int) -> Any:
-        task = self._bar.add_task("", total=total)
-        return lambda nbytes: self._bar.advance(task, nbytes)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        yield start
 
 
 def settings_table(name: str, recipe: Recipe) -> Any:

@@ -112,10 +112,16 @@ def _values(path: Path) -> dict[str, Any]:
 
 
 def _yaml(text: str) -> Any:
+    """Parse YAML with the floats of YAML 1.2, in which 1e-4 is a number."""
     import yaml
 
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        pass
+
+    floats = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", floats, list("-+.0123456789"))
     try:
-        return yaml.load(text, _yaml_loader())
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 
@@ -124,21 +130,6 @@ PARSERS: dict[str, Callable[[str], Any]] = {
     ".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml, ".json": lambda text: json.loads(text or "{}")
 }  # fmt: skip
 """Parsers of files of settings, by the end of the file's name."""
-
-
-def _yaml_loader() -> Any:
-    """Return YAML's safe loader with the floats of YAML 1.2, in which 1e-4 is a number."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Safe loader with YAML 1.2's floats."""
-
-    Loader.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
-        list("-+.0123456789"),
-    )
-    return Loader
 
 
 def with_values(recipe: Recipe, assignments: Sequence[str], **options: Any) -> Recipe:
