@@ -83,7 +83,7 @@ class StoreProcess:
 
     def __init__(self, program: StoreProgram, folder: Path, checkpoint: Path, control: Faults) -> None:
         self.program, self.folder, self.checkpoint, self.control = program, folder, checkpoint, control
-        self.store: sw.Store | None = None
+        self.store: Any = None
         self.views: dict[str, Any] = {}
         small(program.settings["region_bytes"])
 
@@ -114,7 +114,6 @@ class StoreProcess:
         return {"damages": [str(one) for one in damages]}
 
     def _view(self, name: str) -> Any:
-        assert self.store is not None
         settings = dict(VIEWS[name])
         kind, sampler = settings.pop("kind"), SAMPLERS[settings.pop("sampler", "Uniform")]()
         return getattr(self.store, kind)(name=name, gamma=GAMMA, sampler=sampler, **settings)
@@ -122,7 +121,6 @@ class StoreProcess:
     def steps(self, how: str, lanes: list[int], rows: dict[str, Any], whole: bool = False) -> dict[str, Any]:
         """Append rows by name, [T, lanes]: serial, obs, next (codes; -1: not given), terminated, truncated."""
         store, width = self.store, self.program.width
-        assert store is not None
         serial = rows["serial"]
         given: dict[str, Any] = {
             "obs": observations(rows["obs"], width),
@@ -164,11 +162,9 @@ class StoreProcess:
         return {"ids": ids, "done": len(serial)}
 
     def end_episode(self, lane: int, code: int) -> None:
-        assert self.store is not None
         self.store.end_episode(lane, observations(code, self.program.width))
 
     def break_episode(self, lane: int) -> dict[str, Any]:
-        assert self.store is not None
         return {"broke": self.store.break_episode(lane)}
 
     def sample(self, view: str, count: int, seed: int) -> dict[str, Any]:
@@ -193,7 +189,6 @@ class StoreProcess:
     def mark(self, count: int, seed: int) -> dict[str, Any]:
         """Write numbers of held steps, some of them or all, into a column that is added first; return their places."""
         store, rng = self.store, np.random.default_rng(seed)
-        assert store is not None
         if MARK not in store.columns:
             store.add_column(MARK, sw.Field((), "int32"))
         places = [(lane, int(number)) for lane, ids in enumerate(self._ids()) for number in np.flatnonzero(ids >= 0)]
@@ -215,25 +210,11 @@ class StoreProcess:
         there = [one for k in range(0, len(ids), few) for one in where(self.views[view].fetch(ids[k : k + few]))]
         return {"where": there, "stale": self._update(view, ids, np.full(len(ids), error))}
 
-    def flush(self, views: bool = True) -> None:
-        assert self.store is not None
-        self.store.flush(views=views)
-
     def save(self) -> None:
-        assert self.store is not None
         self.store.checkpoint(self.checkpoint)
-
-    def resize(self, **limits: Any) -> None:
-        assert self.store is not None
-        self.store.resize(**limits)
-
-    def clear(self) -> None:
-        assert self.store is not None
-        self.store.clear()
 
     def close(self) -> None:
         store, self.store, self.views = self.store, None, {}
-        assert store is not None
         store.close()
 
     def fault(self, **armed: Any) -> None:
@@ -260,7 +241,6 @@ class StoreProcess:
 
     def _ids(self) -> list[Any]:
         store = self.store
-        assert store is not None
         counts = store.lane_steps.tolist()
         lanes = np.repeat(np.arange(len(counts)), counts)
         numbers = np.concatenate([np.arange(count) for count in counts] or [np.zeros(0, np.int64)])
@@ -270,7 +250,6 @@ class StoreProcess:
     def _marks(self) -> list[Any]:
         """Return the numbers that ``mark`` wrote of each lane's steps, 0 where there is none."""
         store = self.store
-        assert store is not None
         if MARK not in store.columns:
             return []
         return [store.read_column(MARK, ids)[0] for ids in self._ids()]
@@ -278,7 +257,6 @@ class StoreProcess:
     def look(self, exact: list[str]) -> dict[str, Any]:
         """Return all items of all views, all episodes, and the probabilities in the views named ``exact``."""
         store = self.store
-        assert store is not None
         views: dict[str, Any] = {}
         for name, replay in self.views.items():
             ids = replay.sampleable_ids()
@@ -322,7 +300,8 @@ def live(program: StoreProgram, folder: Path, checkpoint: Path, pipe: Connection
         do = operation.pop("do")
         answer: dict[str, Any] = {}
         try:
-            answer = getattr(life, do)(**operation) or {}
+            act = getattr(life, do, None) or getattr(life.store, do)  # flush, resize and clear are the store's
+            answer = act(**operation) or {}
         except OSError as error:
             answer = {"error": repr(error)}
         except BaseException as error:
