@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import platform
@@ -18,7 +19,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.serve import local_shards, supervisor
 from sharpwave.serve.fleet import ShardPlan
-from tests.serve.serving import SPEC
+from tests.serve.serving import SPEC, play
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="signals to a thread by the number of a call"
@@ -41,6 +42,31 @@ def test_a_shard_ends_by_a_signal_that_another_thread_is_given() -> None:
         while cluster._processes.processes == [process]:  # another is started in its place
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_shards_end_once_nothing_refers_to_their_cluster() -> None:
+    """A view, a writer or an episode keeps them running."""
+    cluster = sw.Cluster(SPEC, shards=1, capacity=10_000)
+    assert cluster._processes is not None
+    (process,) = cluster._processes.processes
+    sockets = Path(cluster.links[0].address.path).parent
+    writer, view = cluster.writer(), cluster.transitions()
+    play(writer, 1, 40, 0)
+    writer.flush()
+    episodes = cluster.episodes()
+    del cluster
+    gc.collect()
+    assert len(view.sample(4)) == 4 and sockets.exists()
+    writer.close()
+    del view, writer
+    gc.collect()
+    assert len(episodes[0].action)
+    del episodes
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{process}").exists() or sockets.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_shard_ends_without_the_end_of_its_interpreter(tmp_path: Path) -> None:

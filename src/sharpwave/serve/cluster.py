@@ -141,6 +141,8 @@ class Cluster:
 
     def _run(self, plan: ShardPlan, started: LocalShards | RayShards) -> None:
         self._fleet = Fleet(self.spec, plan, started)
+        if isinstance(started, LocalShards):  # views and writers of a cluster that was freed go on
+            weakref.finalize(started, _delete, str(plan.sockets), os.getpid())
         self._undo.callback(self._fleet.close)
         self._members = Members(self.security, fleet=self._fleet)
 
@@ -186,7 +188,7 @@ class Cluster:
     def _sockets(self) -> Path:
         """Return a folder for unix sockets, which only this user can enter, deleted at the end by this process."""
         folder = tempfile.mkdtemp(prefix="sharpwave-")
-        self._undo.callback(weakref.finalize(self, _delete, folder, os.getpid()))
+        self._undo.callback(_delete, folder, os.getpid())
         return Path(folder)
 
     # views

@@ -8,12 +8,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from sharpwave.errors import ShardFailedError
-from sharpwave.serve.addresses import machine
+from sharpwave.serve.addresses import HERE, Address, machine, nearest
 from sharpwave.serve.link import READY_S
 from sharpwave.serve.log_lines import LOG
 from sharpwave.serve.shard_process import ShardSettings
@@ -64,7 +65,7 @@ class _Seat(Supervised):
 
 
 class LocalShards:
-    """Processes of shards, until ``close``.
+    """Processes of shards, until ``close``, or until nothing refers to them: no cluster, view, writer or episode.
 
     Attributes:
         addresses: of each shard, by number.
@@ -86,11 +87,13 @@ class LocalShards:
         except BaseException:
             self.close()
             raise
-        self._watcher = threading.Thread(target=self._watch, name="sharpwave-shards", daemon=True)
-        self._watcher.start()
+        watched = self._seats, self._lock, self._closing  # not this object, which may be freed
+        threading.Thread(target=_watch, args=watched, name="sharpwave-shards", daemon=True).start()
+        weakref.finalize(self, _abandon, self._closing, os.getpid()).atexit = False  # then their standard input ends
 
-    def moved(self, number: int) -> None:
-        """Return ``None``: shards of this machine listen at the same addresses again."""
+    def moved(self, number: int) -> Callable[[], Address]:
+        """Return a function that returns a shard's address, always the same: links keep the shards running by it."""
+        return lambda: nearest(self.where(), HERE)[number]
 
     def where(self) -> dict[str, Any]:
         """Return the shards' description for a directory."""
@@ -120,27 +123,6 @@ class LocalShards:
         """Process numbers of the shards; a shard that awaits its restart has its dead process's number."""
         return [seat.pid for seat in self._seats]
 
-    def _watch(self) -> None:
-        while not self._closing.wait(WATCH_S):
-            for seat in list(self._seats):
-                with self._lock:  # ``close`` and ``remove`` end the processes of seats that they find
-                    if seat not in self._seats or self._closing.is_set() or seat.alive:
-                        continue
-                    if seat.process is not None:
-                        seat.bury()
-                    if not seat.due:
-                        continue
-                    try:
-                        seat.restart()
-                    except OSError as error:  # out of descriptors or memory: retried later
-                        LOG.error("shard %d cannot be started again: %s", seat.settings.number, error)
-                        continue
-                    process = seat.process  # ``close`` may release it meanwhile
-                try:
-                    seat.ready(process)
-                except (RuntimeError, ValueError) as error:  # it failed, no thread can be started, or it was released
-                    LOG.error("%s", error)
-
     def leave(self) -> None:
         """Leave the shards to the parent, in a forked process: they end when their standard input is closed by all."""
         nothing = os.open(os.devnull, os.O_RDWR)
@@ -154,6 +136,37 @@ class LocalShards:
         self._closing.set()
         with self._lock:
             _stop(self._seats)
+
+
+def _watch(seats: list[_Seat], lock: threading.Lock, closing: threading.Event) -> None:
+    """Start shards again that have died, until ``closing``; then stop them."""
+    while not closing.wait(WATCH_S):
+        for seat in list(seats):
+            with lock:  # ``close`` ends the processes of seats that it finds
+                if closing.is_set() or seat.alive:
+                    continue
+                if seat.process is not None:
+                    seat.bury()
+                if not seat.due:
+                    continue
+                try:
+                    seat.restart()
+                except OSError as error:  # out of descriptors or memory: retried later
+                    LOG.error("shard %d cannot be started again: %s", seat.settings.number, error)
+                    continue
+                process = seat.process  # ``close`` may release it meanwhile
+            try:
+                seat.ready(process)
+            except (RuntimeError, ValueError) as error:  # it failed, no thread can be started, or it was released
+                LOG.error("%s", error)
+    with lock:
+        _stop(seats)
+
+
+def _abandon(closing: threading.Event, process: int) -> None:
+    """Let the watching thread stop the shards, which takes time; no fork does."""
+    if os.getpid() == process:
+        closing.set()
 
 
 def _stop(seats: Sequence[_Seat]) -> None:
