@@ -107,7 +107,7 @@ def test_connections_are_encrypted_where_there_is_a_certificate(
     secret = "a secret of more than sixteen"
     options = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--capacity", "1000"]
     with serving("--listen", "127.0.0.1:0", *options, SHARPWAVE_SECRET=secret) as (address, _):
-        with pytest.raises(ConnectionError, match="; where the server has a --tls-certificate, pass tls_auth"):
+        with pytest.raises(ConnectionError, match="; where the server has a TLS certificate, pass tls_auth"):
             sw.connect(address, secret=secret)
         monkeypatch.chdir(tmp_path)
         with sw.Cluster(SPEC, address=address, secret=secret, tls_authority=certificate.name) as cluster:
@@ -134,7 +134,8 @@ def test_connections_are_encrypted_where_there_is_a_certificate(
         (["--capacity", "100", "--listen", "127.0.0.1:0", "--replicas", "1", "--shards", "1"], "1 of 2 shards or more"),
         (["--capacity", "100", "--listen", "127.0.0.1:0", "--disk", "/dev/null/d"], "/dev/null is a device, expected"),
         (["--capacity", "100", "--tls-certificate", "/none.pem"], "--tls-certificate /none.pem: No such file"),
-        (["--capacity", "100", "--tls-certificate", __file__], f"{__file__}: [SSL] PEM lib"),
+        (["--capacity", "100", "--tls-certificate", __file__], f"--tls-certificate {__file__}: [SSL] PEM lib"),
+        (["--capacity", "100", "--tls-certificate", __file__], "or as --tls-key, its key"),
         (["--capacity", "100", "--tls-key", __file__], "give --tls-certificate too"),
         (["--capacity", "100", "--codec", "lzma"], "codec 'lzma', expected one of 'auto'"),
         (["--capacity", "100", "--on-full", "wait"], "on_full='wait', expected one of raise, block, drop_oldest"),

@@ -115,6 +115,16 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         ):
             with pytest.raises((ValueError, TypeError, OSError), match=named):
                 sw.StoreServer(*arguments)
+        for given, named in (
+            ({"tls_certificate": "/none.pem"}, "^tls_certificate=/none.pem: No such file"),
+            ({"tls_certificate": __file__}, r"^tls_certificate=.*; expected a certificate .* as tls_key=, its key"),
+            ({"tls_key": __file__}, r"^tls_key=.*; give tls_certificate= too"),
+        ):
+            with pytest.raises(ValueError, match=named):
+                sw.StoreServer(sw.Store(SPEC, capacity=10), "127.0.0.1:0", **given)  # type: ignore[arg-type]
+        for authority, named in (("/none.pem", "No such file"), (__file__, "expected a PEM file of certificates")):
+            with pytest.raises(ValueError, match=f"^tls_authority={authority}: .*{named}"):
+                sw.connect(address, tls_authority=authority)
         for own in (-1, 1.5, True):
             with pytest.raises(ValueError, match="own_lanes"):
                 sw.StoreServer(sw.Store(SPEC, capacity=10), "127.0.0.1:0", own_lanes=own)  # type: ignore[arg-type]

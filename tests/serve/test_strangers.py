@@ -190,10 +190,10 @@ def test_encryption_at_one_end_only_always_names_its_remedy(
     )  # fmt: skip
     files: dict[str, Any] = {"certificate": certificate, "key": key}
     at_server, at_client = Security(**files), Security()
-    remedy = "where the server has a --tls-certificate, pass tls_authority="
+    remedy = "where the server has a TLS certificate, pass tls_authority="
     if encrypted == "client":
         at_server, at_client = Security(), Security(authority=certificate)
-        remedy = "where the server has no --tls-certificate, connect without tls_authority="
+        remedy = "where the server has no TLS certificate, connect without tls_authority="
     with served(1, tmp_path, "tcp") as there:
         monkeypatch.setattr(addresses, "CONNECT_S", 0.3)  # the server's
         server = Server(there.shards[0], Address.parse("127.0.0.1:0"), at_server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -84,7 +85,9 @@ def serve(
             ending.wait()
             console.print("Stopping: shards write what is left.", highlight=False)
     except (ShardFailedError, ValueError, OSError) as error:
-        typer.echo(f"sharpwave serve: {error}", err=True)
+        named = re.sub(r"\btls_(certificate|key)=(?=[ ,])", r"--tls-\1", str(error))
+        named = re.sub(r"\btls_(certificate|key)=", r"--tls-\1 ", named)
+        typer.echo(f"sharpwave serve: {named}", err=True)
         raise typer.Exit(1) from None
 
 

@@ -111,10 +111,20 @@ class Security:
 
     @classmethod
     def of(cls, secret: bytes | str | None, **files: str | None) -> Security:
-        """Return it for a secret as users give it: text, bytes, or ``None`` for ``SHARPWAVE_SECRET``."""
+        """Return it for a secret as users give it: text, bytes, or ``None`` for ``SHARPWAVE_SECRET``.
+
+        Raises: ValueError: an ``authority`` that cannot be used.
+        """
         if secret is None:
             secret = os.environ.get("SHARPWAVE_SECRET", "")
         found = {name: None if one is None else str(Path(one).absolute()) for name, one in files.items()}
+        if (authority := found.get("authority")) is not None:
+            try:
+                ssl.create_default_context(cafile=authority)
+            except OSError as error:
+                raise ValueError(
+                    f"tls_authority={authority}: {error.strerror or error}; expected a PEM file of certificates"
+                ) from error
         return cls(secret.encode() if isinstance(secret, str) else bytes(secret), **found)
 
     def check(self, address: Address) -> None:
@@ -132,26 +142,26 @@ class Security:
 
     def server_context(self) -> ssl.SSLContext | None:
         """Return the context with which a server encrypts; ``None``: it does not.  Raises: ValueError: bad files."""
-        given = {"--tls-certificate": self.certificate, "--tls-key": self.key}
-        files = {option: path for option, path in given.items() if path is not None}
+        given = {"tls_certificate": self.certificate, "tls_key": self.key}
+        files = {name: path for name, path in given.items() if path is not None}
         if not files:
             return None
-        for option, path in files.items():
+        for name, path in files.items():
             try:
                 Path(path).read_bytes()
             except OSError as error:
-                raise ValueError(f"{option} {path}: {error.strerror}; give a PEM file that can be read") from error
+                raise ValueError(f"{name}={path}: {error.strerror}; give a PEM file that can be read") from error
         if self.certificate is None:
             raise ValueError(
-                f"--tls-key {self.key}: without a certificate it encrypts nothing; give --tls-certificate too"
+                f"tls_key={self.key}: without a certificate it encrypts nothing; give tls_certificate= too"
             )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key, password="")  # nobody is there to be asked for one
         except (ssl.SSLError, ValueError) as error:
-            named = ", ".join(f"{option} {path}" for option, path in files.items())
+            named = ", ".join(f"{name}={path}" for name, path in files.items())
             raise ValueError(
-                f"{named}: {error}; expected a certificate and, in the same file or as --tls-key, its key, without a "
+                f"{named}: {error}; expected a certificate and, in the same file or as tls_key=, its key, without a "
                 "password"
             ) from error
         return context
@@ -280,11 +290,11 @@ def connect(
             # Both ends may wait for the other's first word, and either gives up first: name the remedy in any case.
             if security.authority is not None:
                 context = ssl.create_default_context(cafile=security.authority)
-                remedy = "; where the server has no --tls-certificate, connect without tls_authority="
+                remedy = "; where the server has no TLS certificate, connect without tls_authority="
                 made = context.wrap_socket(made, server_hostname=address.host)
                 remedy = ""
             else:
-                remedy = "; where the server has a --tls-certificate, pass tls_authority="
+                remedy = "; where the server has a TLS certificate, pass tls_authority="
         hello = _received(made, HELLO)
         remedy = ""
         return made, _greet(made, security, hello)
