@@ -397,8 +397,11 @@ class Cluster:
         return None
 
     def __len__(self) -> int:
-        """Return the number of steps that the shards hold."""
-        return sum(int(one["steps"]) for one in self._members.call(Request.DESCRIBE))
+        """Return the number of steps that the shards hold, of all that can be reached.
+
+        Raises: ShardLostError: none can be.
+        """
+        return sum(int(one["steps"]) for one in self._members.call(Request.DESCRIBE, of_all=False))
 
     def stats(self) -> dict[str, Any]:
         """Return every shard's ``Store.stats()`` under ``shards``, and sums of the additive numbers,

@@ -16,6 +16,7 @@ from sharpwave.native.forks import follow
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described
 from sharpwave.serve.late_values import Columns
+from sharpwave.serve.link import RETRY_S, ShardLostError
 from sharpwave.serve.members import Members
 from sharpwave.serve.remote_batches import KEEPS, BatchFields, PlannedBatch, RemoteBatches
 from sharpwave.serve.remote_ids import checked_steps
@@ -27,6 +28,7 @@ from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import Replay, check_stream, checked_errors
 
 B = TypeVar("B", bound=Arrays)
+T = TypeVar("T")
 Ints = npt.NDArray[np.int64]
 
 LOOK_S = 0.005
@@ -143,9 +145,13 @@ class RemoteReplay(Generic[B]):
             self._of.refresh(older_s)
 
     def __len__(self) -> int:
-        """Return the number of items that can be sampled now, in all shards."""
+        """Return the number of items that can be sampled now, in all shards that can be reached.
+
+        Raises: ShardLostError: none can be.
+        """
         with self._lock:
             self._of.refresh()
+            self._of.check_reached()
             return sum(state.count for state in self._of.states)
 
     @property
@@ -177,8 +183,11 @@ class RemoteReplay(Generic[B]):
         """Wait until the limiter admits a batch.
 
         Raises:
-            EmptyError: nothing can be sampled.  LimiterTimeoutError.  ShardLostError: no shard can be reached.
+            EmptyError: nothing can be sampled.  LimiterTimeoutError.  ShardLostError: as ``sample``.
         """
+        _reached(lambda left: self._wait(batch_size, left), timeout)
+
+    def _wait(self, batch_size: int, timeout: float | None) -> None:
         deadline = time.monotonic() + check_timeout("sample", timeout)
         older_s = KNOWN_S
         while not self._admits(batch_size, older_s):
@@ -224,11 +233,12 @@ class RemoteReplay(Generic[B]):
         Args:
             lookahead: number of further batches to request, which the next calls with as many items and the same
                 fields return: shards decode them meanwhile, and later priority changes affect later batches only.
+            timeout: as for ``Replay.sample``; if given, also seconds to wait while no shard can be reached.
             fields: names of the fields that the batch has, as for ``Replay.sample``: shards read and send no others.
 
         Raises:
             EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``.
-            ShardLostError: no shard can be reached.
+            ShardLostError: no shard can be reached, at once or after the given ``timeout``.
         """
         batch: B = self.sample_target(batch_size, beta=beta, timeout=timeout, lookahead=lookahead, fields=fields).batch
         return batch
@@ -298,13 +308,17 @@ class RemoteReplay(Generic[B]):
         return RemoteStream(following, plans, self._left)
 
     def _next(self, plans: deque[PlannedBatch], draw: Drawing) -> BatchTarget:
+        """Return the next batch, of ``plans`` or a new one."""
+        return _reached(lambda left: self._first(plans, draw._replace(timeout=left)), draw.timeout)
+
+    def _first(self, plans: deque[PlannedBatch], draw: Drawing) -> BatchTarget:
         """Return the first of ``plans`` that can be filled, once ``lookahead`` others are asked for."""
         size, fields, lookahead, beta, timeout = draw
         deadline = time.monotonic() + check_timeout("sample", timeout)
         self._take_left(plans, size, fields)
         self._batches.abandon_deleted(plans)
         if not plans:
-            self.wait(size, timeout=timeout)
+            self._wait(size, timeout)
             plans.append(self._batches.submitted(size, fields))
         while len(plans) <= lookahead and self._admits(size, KNOWN_S if self.limiter is None else LOOK_S):
             plans.append(self._batches.submitted(size, fields))
@@ -332,7 +346,7 @@ class RemoteReplay(Generic[B]):
             if asked and time.monotonic() >= deadline:
                 raise LimiterTimeoutError(f"sample: timed out; other learners were faster ({self.limiter})")
             asked = True
-            self.wait(items, timeout=max(0.0, deadline - time.monotonic()))
+            self._wait(items, max(0.0, deadline - time.monotonic()))
 
         try:
             return self._batches.collected(plan, beta, None if self.limiter is None else wait)
@@ -405,3 +419,17 @@ class RemoteReplay(Generic[B]):
             stale = len(ids) - sum(sent[number] - int(reply.head["stale"]) for number, reply in replies.items())
             self.stale += stale
         return stale
+
+
+def _reached(call: Callable[[float | None], T], timeout: float | None) -> T:
+    """Return the result of a call with its ``timeout``. If one is given, repeat it with the seconds left while no shard
+    can be reached: they may be starting again."""
+    deadline = None if timeout is None else time.monotonic() + check_timeout("sample", timeout)
+    while True:
+        try:
+            return call(timeout)
+        except ShardLostError:
+            if deadline is None or time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_S)
+        timeout = max(0.0, deadline - time.monotonic())

@@ -5,8 +5,8 @@ Its batches come from a ``Feed``, on the learner's device; from shards and on CU
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,8 @@ from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.remote_replay import RemoteReplay
 from sharpwave.training.callbacks import Training
 from sharpwave.training.progress import Metrics
+
+T = TypeVar("T")
 
 WAIT_S = 0.1
 """Longest wait for experience while no update is due; signals are handled in between."""
@@ -104,7 +106,10 @@ def update(training: Training, feed: Feed) -> Learned | None:
     agent, view, progress = training.agent, training.view, training.state.progress
     replay = agent.replay()
     if progress.updates == 0 and agent.first_look:
-        agent.prepare(view.sample(agent.first_look).torch(agent.device))
+        first = feed.unless_lost(lambda: view.sample(agent.first_look))
+        if first is None:
+            return None
+        agent.prepare(first.torch(agent.device))
     beta = replay.beta(progress.steps)
     taken = feed.take(beta)
     if taken is None:
@@ -145,8 +150,12 @@ class Feed:
     @property
     def ready(self) -> bool:
         """Whether there is a batch to take. Shards are asked only where none is on its way."""
-        under_way = self._ready is not None or (self._shards is not None and self._shards.asked > 0)
-        return under_way or len(self.replay) >= self._fewest
+        if self._ready is not None or (self._shards is not None and self._shards.asked > 0):
+            return True
+        try:
+            return len(self.replay) >= self._fewest
+        except ShardLostError:  # all are being started again
+            return False
 
     @property
     def lost(self) -> bool:
@@ -159,11 +168,8 @@ class Feed:
         Args:
             beta: exponent of the importance weights; ignored for a prefetched batch, which used ``prepare``'s.
         """
-        try:
-            ready = self._ready or self._draw(beta)
-        except (EmptyError, ShardLostError):
-            if self._shards is None:
-                raise
+        ready = self.unless_lost(lambda: self._ready or self._draw(beta))
+        if ready is None:
             return None
         batch, tensors = ready
         self._ready = None
@@ -178,11 +184,19 @@ class Feed:
             tensors.map(used)
         return batch, tensors
 
+    def unless_lost(self, draw: Callable[[], T]) -> T | None:
+        """Return the result of a draw; None: shards that had its items are lost."""
+        try:
+            return draw()
+        except (EmptyError, ShardLostError):
+            if self._shards is None:
+                raise
+            return None
+
     def prepare(self, beta: float | None = None) -> None:
         """Prefetch the next batch if batches are prefetched and there are items for one; else do nothing."""
         if self._ahead and self._ready is None and self.ready:
-            with contextlib.nullcontext() if self._shards is None else contextlib.suppress(EmptyError, ShardLostError):
-                self._ready = self._draw(beta)
+            self._ready = self.unless_lost(lambda: self._draw(beta))
 
     def _draw(self, beta: float | None) -> tuple[sw.Batch, sw.Batch]:
         if self._shards is None:
