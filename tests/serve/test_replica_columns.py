@@ -20,11 +20,11 @@ import pytest
 import sharpwave as sw
 from sharpwave.log.late_columns import described
 from sharpwave.log.remote_segments import Copy
-from sharpwave.serve import replica_columns, replicas, supervisor
+from sharpwave.serve import replica_content, replicas, supervisor
 from sharpwave.serve.addresses import Security
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
-from sharpwave.serve.replica_steps import delete_runs, deleted_runs, lacking, take
+from sharpwave.serve.replica_content import delete_runs, deleted_runs, lacking, take
 from sharpwave.serve.replicas import Keeper, Neighbour
 from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Frame, Request, WireError
@@ -157,7 +157,7 @@ def paired(folder: Path) -> Iterator[Pair]:
 
 @pytest.mark.parametrize("seed", range(examples(9)))
 def test_values_are_in_both_whatever_begins_again(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_columns, "PIECE_BYTES", 400)  # several messages
+    monkeypatch.setattr(replica_content, "PIECE_BYTES", 400)  # several messages
     draws, coming = random.Random(seed), [Copy(one.packed, one.dictionaries) for one in sealed(2, 160, seed)]
     with paired(tmp_path) as pair:
         earlier: Values = {}

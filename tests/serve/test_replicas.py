@@ -13,12 +13,12 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.log.remote_segments import Copy
-from sharpwave.serve import replica_steps
+from sharpwave.serve import replica_content
 from sharpwave.serve.addresses import Security
 from sharpwave.serve.fleet import ShardPlan
 from sharpwave.serve.link import Link
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
-from sharpwave.serve.replica_steps import deleted_runs, finish_deletions, lacking, take
+from sharpwave.serve.replica_content import deleted_runs, finish_deletions, lacking, take
 from sharpwave.serve.replicas import Keeper, Neighbour
 from tests.serve.fleets import fleet_of
 from tests.serve.serving import SPEC, sealed, served
@@ -299,7 +299,7 @@ def test_a_restored_segment_is_deleted_from_although_its_process_was_killed(
         expected = steps(reference) - gone
     with sw.Store(SPEC, capacity=1000, segment_steps=8, disk=tmp_path / "d") as store:
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(replica_steps, "delete_runs", killed)
+            patched.setattr(replica_content, "delete_runs", killed)
             take(store, segments, runs, pending)
         assert pending.exists() and len(steps(store)) > len(expected)
         store.flush()

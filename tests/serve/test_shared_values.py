@@ -17,7 +17,7 @@ from sharpwave.log.remote_segments import Copy
 from sharpwave.serve import cut_batches, segment_parts, wire
 from sharpwave.serve.merging import merge
 from sharpwave.serve.remote_writer import put_request
-from sharpwave.serve.replica_steps import append_once, message, segments_of
+from sharpwave.serve.replica_content import append_once, message, segments_of
 from sharpwave.serve.segment_parts import KEYS, LENGTHS, MAX_VALUES, VALUES
 from sharpwave.serve.wire import Request
 from sharpwave.training.actors.channels import Arrival, Inbox, Outbox

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sharpwave.log.remote_segments import Copy
 from sharpwave.serve.cluster_folder import LEASES, write_whole
-from sharpwave.serve.replica_steps import append_once
+from sharpwave.serve.replica_content import append_once
 from sharpwave.serve.replicas import Leases, Neighbour, read_leases
 from sharpwave.serve.segment_parts import dictionaries_in, segments_in
 from sharpwave.serve.server import MAX_WAIT_S, Client, Holder, Reply

@@ -16,18 +16,23 @@ from sharpwave.log.remote_segments import Copy
 from sharpwave.serve.cluster_folder import write_whole
 from sharpwave.serve.late_values import Columns, add, drop, lacks, write_values
 from sharpwave.serve.link import RETRY_S, Link, ShardLostError
-from sharpwave.serve.replica_columns import END, agree, checked_columns, placed, said, values_after
-from sharpwave.serve.replica_steps import (
+from sharpwave.serve.replica_content import (
+    END,
     RUNS,
     Ints,
+    agree,
+    checked_columns,
     delete_runs,
     deleted_runs,
     finish_deletions,
     lacking,
     message,
+    placed,
     runs_in,
+    said,
     segments_of,
     take,
+    values_after,
 )
 from sharpwave.serve.wire import Frame, Part, Request, WireError, array_in
 from sharpwave.spec import Field
@@ -187,8 +192,7 @@ class Neighbour:
 
         def in_both() -> int:
             self._send_missing()
-            for begin in range(0, len(runs), RUNS):
-                self._sent((), deleted=runs[begin : begin + RUNS])
+            self._send_deleted(runs)
             return delete_here()
 
         return self._level_then(in_both, CHANGE_S, gone)
@@ -260,6 +264,11 @@ class Neighbour:
         self._adopt(checked_leases(reply.head.get("leases")))
         return [int(steps) for steps in reply.parts["lane_steps"]]
 
+    def _send_deleted(self, runs: Ints) -> None:
+        """Delete runs of steps in the replica."""
+        for begin in range(0, len(runs), RUNS):
+            self._sent((), deleted=runs[begin : begin + RUNS])
+
     def _bring_level(self) -> None:
         connection = self._link.connections
         finish_deletions(self._store, self._pending)
@@ -277,8 +286,7 @@ class Neighbour:
         self._send_missing()
         with self._store._lock:
             runs = deleted_runs(self._store)
-        for begin in range(0, len(runs), RUNS):  # also of a folder that was changed while it was not served
-            self._sent((), deleted=runs[begin : begin + RUNS])
+        self._send_deleted(runs)  # also of a folder that was changed while it was not served
         for name in self._store.columns:
             begin = 0
             while begin != END:

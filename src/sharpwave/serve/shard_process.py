@@ -27,7 +27,7 @@ from sharpwave.serve.cluster_folder import LEASES, MERGING, STORE, write_whole
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.log_lines import LOG, Ending, failure, tell_on_request, unhurried
 from sharpwave.serve.merging import merge
-from sharpwave.serve.replica_steps import finish_deletions
+from sharpwave.serve.replica_content import finish_deletions
 from sharpwave.serve.replicas import Keeper, Neighbour, read_leases
 from sharpwave.serve.server import Server
 from sharpwave.serve.shard import Shard
@@ -36,7 +36,7 @@ from sharpwave.store import Store
 
 MANIFEST = "store.json"
 DELETED = "deleted.json"
-"""File of steps to delete, while they are restored (``replica_steps.take``)."""
+"""File of steps to delete, while they are restored (``replica_content.take``)."""
 FREE_S = 5.0
 """Seconds for which a shard that is ending may still hold a folder or an address."""
 IN_USE = (errno.EADDRINUSE, errno.EAGAIN, errno.EWOULDBLOCK)
