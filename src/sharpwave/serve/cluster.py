@@ -216,15 +216,8 @@ class Cluster:
         Raises:
             ValueError, TypeError: an invalid argument, or a view of that name with other settings.
         """
-        self._members.check_open()
-        sampler = _checked_sampler(sampler)
-        given = _checked_where(where)
-        with self._starting(sampler):
-            shape = self._local.transitions(
-                name=f"{name}-{self._made}", n_step=n_step, gamma=gamma, sampler=sampler, where=where
-            )
-        settings = {"n_step": shape.n_step, "gamma": shape.gamma, **given}
-        return self._replay(shape, TRANSITIONS, name, settings, max_times_sampled, limiter, seed)
+        settings = {"n_step": n_step, "gamma": gamma}
+        return self._view(TRANSITIONS, name, where, sampler, max_times_sampled, limiter, seed, **settings)
 
     def sequences(
         self,
@@ -242,13 +235,8 @@ class Cluster:
 
         Raises: as ``transitions``.
         """
-        self._members.check_open()
-        sampler = _checked_sampler(sampler)
-        given = _checked_where(where)
-        with self._starting(sampler):
-            shape = self._local.sequences(length, name=f"{name}-{self._made}", sampler=sampler, where=where, **settings)
-        asked = {**shape.view.settings(), **given}
-        return self._replay(shape, SEQUENCES, name, asked, max_times_sampled, limiter, seed)
+        settings["length"] = length
+        return self._view(SEQUENCES, name, where, sampler, max_times_sampled, limiter, seed, **settings)
 
     @contextmanager
     def _starting(self, sampler: Any) -> Iterator[None]:
@@ -274,21 +262,29 @@ class Cluster:
         finally:
             sampler.by = by
 
-    def _replay(
+    def _view(
         self,
-        shape: Any,
         kind: str,
         name: str,
-        settings: dict[str, Any],
+        where: str | None,
+        sampler: Sampler | None,
         max_times_sampled: int | None,
         limiter: Limiter | None,
         seed: int | None,
+        /,
+        **settings: Any,
     ) -> RemoteReplay[Any]:
+        self._members.check_open()
+        sampler, given = _checked_sampler(sampler), _checked_where(where)
+        make: Any = self._local.transitions if kind == TRANSITIONS else self._local.sequences
+        with self._starting(sampler):
+            shape = make(name=f"{name}-{self._made}", sampler=sampler, where=where, **settings)
         if limiter is not None:
             limiter.check(None, max_times_sampled)
         seed = self._seed + self._made if seed is None else int(seed)
         self._made += 1
-        asked = {"name": name, "kind": kind, "settings": settings, "max_times_sampled": max_times_sampled, "seed": seed}
+        asked = {"name": name, "kind": kind, "settings": {**shape.view.settings(), **given}, "seed": seed}
+        asked["max_times_sampled"] = max_times_sampled
         by = getattr(shape.sampler, "by", None)
         if by in self._columns:
             asked["column"] = {"name": by, "field": described(self._columns[by])}
