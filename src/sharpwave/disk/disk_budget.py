@@ -230,10 +230,7 @@ class DiskBudget:
         return min(found, default=(0, None))[1]
 
     def small_ones(self, left_out: frozenset[int]) -> list[int]:
-        """Return small regions to merge into one, if there are many; otherwise none.
-
-        Cost: O(regions).
-        """
+        """Return small regions to merge into one, if there are many; otherwise none.  Cost: O(regions)."""
         # A region with old and new steps is freed only when all of them are evicted: so it should be a small part of
         # the held bytes, independent of the current limit.
         most = min(self._regions.region_bytes, max(self._held.total // 8, MIN_REGION_BYTES))

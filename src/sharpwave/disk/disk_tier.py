@@ -420,15 +420,22 @@ class DiskTier:
         """
         if not self.regions.room_for(len(packed)):
             self.budget.grow_regions()
+        place = self._put(SEGMENT, id_, packed, generation, dictionaries, sequence)
+        self._drop_tail(id_)
+        return place
+
+    def _put(
+        self, kind: int, id_: int, packed: bytes, generation: int, dictionaries: Needed, sequence: int | None = None
+    ) -> tuple[int, int]:
+        """Write a record, after a note of evictions, and hold it; return its region and offset.  Raises: OSError."""
         try:
             self._hold_spare()
             self.note()
-            region, offset = self.write(SEGMENT, id_, packed, generation, dictionaries, sequence)
+            region, offset = self.write(kind, id_, packed, generation, dictionaries, sequence)
         except OSError:
             self.failures += 1
             raise
         self.held.hold(region, len(packed))
-        self._drop_tail(id_)
         self.bytes_written += len(packed)
         return region, offset
 
@@ -449,19 +456,10 @@ class DiskTier:
 
     def append_tail(self, id_: int, packed: bytes, generation: int) -> None:
         """Write an open segment's rows so far (see ``has_tail``).  Raises: OSError."""
-        checksum, before = checksum_of(packed), self._tails.get(id_)
-        try:
-            self._hold_spare()
-            self.note()
-            region, offset = self.write(TAIL, id_, packed, generation, self._claims.shared_values(id_))
-        except OSError:
-            self.failures += 1
-            raise
-        if before is not None:
+        place = self._put(TAIL, id_, packed, generation, self._claims.shared_values(id_))
+        if (before := self._tails.get(id_)) is not None:
             self.held.release(before.region, before.nbytes)
-        self._tails[id_] = Tail(region, offset, len(packed), checksum)
-        self.held.hold(region, len(packed))
-        self.bytes_written += len(packed)
+        self._tails[id_] = Tail(*place, len(packed), checksum_of(packed))
 
     def _drop_tail(self, id_: int) -> None:
         """Release the flushed rows of an open segment, if any."""

@@ -174,11 +174,7 @@ def check_empty(directory: Directory, store: bytes | None) -> None:
 
 
 def check_regions(directory: Directory, store: bytes) -> None:
-    """Check that regions can be linked into a checkpoint's folder.
-
-    Raises:
-        FileExistsError: other files are there.
-    """
+    """Check that regions can be linked into a checkpoint's folder.  Raises: FileExistsError: other files are there."""
     foreign = _unlinked(directory, store) if directory.status(FOLDER) else []
     if foreign:
         raise FileExistsError(
@@ -198,11 +194,7 @@ def _unlinked(directory: Directory, store: bytes | None) -> list[str]:
 
 
 def check_apart(path: Path) -> None:
-    """Check that a folder is not inside a checkpoint's or a store's.
-
-    Raises:
-        FileExistsError: naming it.
-    """
+    """Check that a folder is not inside a checkpoint's or a store's.  Raises: FileExistsError: naming it."""
     path = path.resolve()
     for parent in path.parents:
         with contextlib.suppress(OSError, DamagedError):  # not a store's, or unreadable

@@ -96,10 +96,7 @@ class Readers:
         return self._queue.joined
 
     def start(self, reads: Ints) -> None:
-        """Start ``reads`` [n, ``core.READ_COLUMNS``]. Not thread-safe.
-
-        Cost: 10 us.
-        """
+        """Start ``reads`` [n, ``core.READ_COLUMNS``]. Not thread-safe.  Cost: 10 us."""
         if not self._started:
             self._begin()
         begin = 0

@@ -83,10 +83,7 @@ class SegmentCache:
         self.damaged.pop(slot, None)
 
     def larger(self, arena: Arena, slots: int) -> SegmentCache:
-        """Return an empty cache for a larger arena, after ``clear``.
-
-        Raises: MemoryError.
-        """
+        """Return an empty cache for a larger arena, after ``clear``.  Raises: MemoryError."""
         other = copy.copy(self)
         other._make(arena, slots)
         other._pins[: len(self._pins)] = self._pins

@@ -85,11 +85,7 @@ class Arena(core.Ranges):
         return len(self.live) * self.chunk_bytes
 
     def larger(self, reserve_bytes: int, head_bytes: int) -> Arena:
-        """Return an empty arena for ``become``.
-
-        Raises:
-            MemoryError: the address space cannot be reserved.
-        """
+        """Return an empty arena for ``become``.  Raises: MemoryError: the address space cannot be reserved."""
         larger = Arena(reserve_bytes, self.chunk_bytes, head_bytes, huge_pages=self.huge_pages, across=self.across)
         if (commit := larger._space.committer()) is not None:
             commit(larger.begin_of(0), self.fresh * self.chunk_bytes)
