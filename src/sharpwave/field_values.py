@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array
+from sharpwave.arrays import Bytes
 from sharpwave.ragged import Ragged, Text
 
 
@@ -108,7 +109,7 @@ def _numbers(name: str, value: Any, inner: tuple[int, ...], dtype: np.dtype[Any]
     return np.ascontiguousarray(array if array.dtype == dtype else converted(name, array, dtype))
 
 
-def _text(name: str, value: Any, text: Text) -> npt.NDArray[np.uint8]:
+def _text(name: str, value: Any, text: Text) -> Bytes:
     if text == "str":
         if not isinstance(value, str):
             raise TypeError(f"{name}: got {value!r:.60}, expected a str")

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array
+from sharpwave.arrays import Ints
 from sharpwave.environment_kinds import is_vec_env, is_vector
 from sharpwave.field_values import copied_rows
 from sharpwave.spaces import stored_space, stored_values, variable_parts
@@ -86,7 +87,7 @@ class Observations:
             return {}
         return {name: array for name, part, array in self._arrays(obs, self.vector) if part.stacked}
 
-    def check_begun(self, obs: Any, lanes: npt.NDArray[np.int64]) -> None:
+    def check_begun(self, obs: Any, lanes: Ints) -> None:
         """Check that the first stacks of episodes, in ``lanes`` of ``obs``, are padded as the store pads them.
 
         Raises: ValueError.
@@ -111,7 +112,7 @@ class Observations:
                     )
                 )
 
-    def check_shifted(self, before: Frames, obs: Any, lanes: npt.NDArray[np.int64]) -> None:
+    def check_shifted(self, before: Frames, obs: Any, lanes: Ints) -> None:
         """Check that stacks have shifted by one frame, the newest last, since ``before``, from ``stacks``.
 
         Raises: ValueError.

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Bytes, Ints
 from sharpwave.native import core
 
-Ints = npt.NDArray[np.int64]
 Text = Literal["str", "bytes"]
 
 Lend = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
@@ -157,7 +157,7 @@ class Ragged:
 
     def padded(
         self, value: Any = 0, side: Literal["left", "right"] = "right", multiple_of: int = 1
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    ) -> tuple[npt.NDArray[Any], Bools]:
         """Return the rows as one array [*shape, L, *inner], and a mask, bool [*shape, L], of what is not padding.
 
         Args:
@@ -239,6 +239,6 @@ def copy_rows(source: npt.NDArray[Any], begins: Ints, lengths: Ints, out: npt.ND
     core.copy_rows(_flat(source), size, begins, lengths, _flat(out), np.ascontiguousarray(places))
 
 
-def _flat(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    flat: npt.NDArray[np.uint8] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def _flat(array: npt.NDArray[Any]) -> Bytes:
+    flat: Bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return flat

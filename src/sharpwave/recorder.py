@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array, is_integer
+from sharpwave.arrays import Bools, Ints
 from sharpwave.environment_kinds import Result, framework_wrapper, is_vector, kind_of, steps_in_halves, wrapper_class
 from sharpwave.environment_spec import info_spaces
 from sharpwave.errors import not_to_be_copied
@@ -388,7 +389,7 @@ class Recorder:
             self._break_off(self._lanes)
             raise
 
-    def _break_off(self, lanes: npt.NDArray[np.int64]) -> None:
+    def _break_off(self, lanes: Ints) -> None:
         for lane in lanes.tolist():
             with contextlib.suppress(Exception):  # of a closed store, for example: the original error is more useful
                 self.store.break_episode(lane)
@@ -463,7 +464,7 @@ class Recorder:
                 error = error or unlike
         return error
 
-    def _without_final(self, absent: npt.NDArray[np.bool_], cut: npt.NDArray[np.bool_]) -> ValueError:
+    def _without_final(self, absent: Bools, cut: Bools) -> ValueError:
         """Return the error about lanes without a final observation (``absent``), of which ``cut`` were truncated."""
         said = "Recorder: a SameStep environment ended an episode without info['final_obs']"
         if self._kind.assumed:
@@ -475,7 +476,7 @@ class Recorder:
             "then such a last step is not stored, and its episode counts as truncated before it"
         )
 
-    def _store(self, store: Callable[[Any], None], rows: npt.NDArray[np.int64]) -> BaseException | None:
+    def _store(self, store: Callable[[Any], None], rows: Ints) -> BaseException | None:
         """Store ``rows`` by ``store``, lane by lane if some are refused; return the error of the refused ones.
 
         Args:
@@ -516,7 +517,7 @@ class Recorder:
             else:
                 self._spare[name] = np.array(array, order="C")
 
-    def _check_stacks(self, obs: Any, begun: npt.NDArray[np.bool_]) -> None:
+    def _check_stacks(self, obs: Any, begun: Bools) -> None:
         """Check that the environment's stacks equal the store's rebuilt ones.
 
         Checks where episodes have ``begun``, and the first steps after ``reset``.  Raises: ValueError.

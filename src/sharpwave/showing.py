@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes
+
 MAX_PICTURES = 32
 MAX_POINTS = 300
 """Limit of the points of a line in a chart."""
@@ -108,7 +110,7 @@ def line_chart(lines: Mapping[str, Sequence[tuple[float, float]]], across: str) 
     return f"<svg viewBox='0 0 470 140' width='470' height='140' font-size='10'>{''.join(parts)}</svg>"
 
 
-def picture_of(row: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | None:
+def picture_of(row: npt.NDArray[Any]) -> Bytes | None:
     """Return a picture, uint8 [height, width] or [height, width, 3], of an observation; ``None``: it is none.
 
     Of a stack the newest frame counts; axes may be [height, width, channels] or [channels, height, width].

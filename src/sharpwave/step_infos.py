@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array
+from sharpwave.arrays import Bools
 from sharpwave.observations import Frames, Observations
 from sharpwave.spec import Field
 
@@ -21,9 +22,7 @@ STATISTICS = "episode"
 """Name of statistics by Gymnasium's ``RecordEpisodeStatistics`` and SB3's ``Monitor``: r(eturn), l(ength), t(ime)."""
 
 
-def final_frames(
-    info: Any, ended: npt.NDArray[np.bool_], observations: Observations, last: Frames
-) -> tuple[Frames, npt.NDArray[np.bool_]]:
+def final_frames(info: Any, ended: Bools, observations: Observations, last: Frames) -> tuple[Frames, Bools]:
     """Return true final observations of a SameStep environment.
 
     Args:
@@ -73,9 +72,7 @@ def statistics_of(info: Any, row: int | None) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if value is not None and isinstance(key, str)}
 
 
-def info_rows(
-    info: Any, name: str, field: Field, vector: bool, stepped: npt.NDArray[np.bool_], ended: npt.NDArray[np.bool_]
-) -> npt.NDArray[Any]:
+def info_rows(info: Any, name: str, field: Field, vector: bool, stepped: Bools, ended: Bools) -> npt.NDArray[Any]:
     """Return the values under ``name`` in a step's infos, [lanes, *shape]; zeros for lanes that have not ``stepped``.
 
     Raises:

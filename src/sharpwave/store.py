@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
+from sharpwave.arrays import Bools, Ints
 from sharpwave.disk.state_files import StateFiles
 from sharpwave.disk.store_folder import VIEWS
 from sharpwave.errors import not_to_be_copied
@@ -360,7 +361,7 @@ class Store:
         return self._log.lanes
 
     @property
-    def lane_steps(self) -> npt.NDArray[np.int64]:
+    def lane_steps(self) -> Ints:
         """Number of each lane's next step, counted from 0; int64 [lanes]."""
         with self._lock:
             return self._log.opened.steps.copy()
@@ -1004,7 +1005,7 @@ class Store:
             reader = EpisodeReader(self._log, self._lock, self._life)
             return self._delete_steps(step_ids(reader, self._ended(chosen, given)))
 
-    def _delete_steps(self, ids: npt.NDArray[np.int64]) -> int:
+    def _delete_steps(self, ids: Ints) -> int:
         """Delete steps, as far as they are held; return how many. The lock and ``saving`` are held."""
         try:
             return delete(self._log, ids, self._require_deleted)
@@ -1110,7 +1111,7 @@ class Store:
             self._log.late.write(name, items[there], rows[there])
             return int(np.count_nonzero(there))
 
-    def read_column(self, name: str, ids: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    def read_column(self, name: str, ids: npt.ArrayLike) -> tuple[npt.NDArray[Any], Bools]:
         """Return a column's values of the steps ``ids`` [n], [n, *shape], and of which there are any: bool [n].
 
         Values that were not written, or of evicted steps, are 0.  Raises: ValueError: as for ``write_column``.

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
+
 AGENTS = "agents"
 """Part of the observation: each agent's own view, [N, ...]."""
 ACTION_MASK = "action_mask"
@@ -21,14 +23,14 @@ REWARDS = "rewards"
 """Field beside the reward, and name in the step's info: the agents' own rewards, float32 [N]."""
 
 
-def legal_actions(mask: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def legal_actions(mask: npt.NDArray[Any]) -> Bools:
     """Return bool [..., N, A]: the actions of ``mask``, and of an absent agent action 0, which does nothing."""
     legal = mask.astype(np.bool_)
     legal[..., 0] |= ~legal.any(axis=-1)
     return legal
 
 
-def random_actions(mask: npt.NDArray[Any], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+def random_actions(mask: npt.NDArray[Any], rng: np.random.Generator) -> Ints:
     """Draw a legal action for each agent, all equally probable.
 
     Args:
@@ -37,5 +39,5 @@ def random_actions(mask: npt.NDArray[Any], rng: np.random.Generator) -> npt.NDAr
         int64 [..., N]. Always takes one draw of the mask's shape from ``rng``.
     """
     drawn = np.where(legal_actions(mask), rng.random(mask.shape), -1.0)
-    chosen: npt.NDArray[np.int64] = drawn.argmax(axis=-1)
+    chosen: Ints = drawn.argmax(axis=-1)
     return chosen

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array, is_integer
+from sharpwave.arrays import Bools, Bytes, Ints
 from sharpwave.field_values import integers_as_floats
 from sharpwave.native import core
 from sharpwave.ragged import Ragged
@@ -22,10 +23,9 @@ MAX_LANES = 1 << 20
 _FLOAT32 = np.dtype(np.float32)
 
 Rows = dict[str, npt.NDArray[Any]]
-Ints = npt.NDArray[np.int64]
 Missing = Literal["raise", "mask"]
 """Policies for requested items that are not held: a KeyError, or a marked place."""
-Steps = tuple[Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]
+Steps = tuple[Rows, Bytes, Rows | None, Rows | None]
 """Result of ``checked_steps``."""
 
 
@@ -103,7 +103,7 @@ def checked_rows(
     final_obs: Any,
     next_obs: Any,
     extra: Mapping[str, npt.ArrayLike],
-) -> tuple[npt.NDArray[np.int64], Steps]:
+) -> tuple[Ints, Steps]:
     """Return lane numbers int64 [rows], and ``checked_steps`` of one step for each lane."""
     count = _count(spec, spec.obs_names[0], obs if spec.array_obs else next(iter(spec.split_obs(obs).values())))
     numbers = lane_numbers(lanes, count)
@@ -122,7 +122,7 @@ def checked_block(
     final_obs: Any,
     next_obs: Any,
     extra: Mapping[str, npt.ArrayLike],
-) -> tuple[Ints, int, Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]:
+) -> tuple[Ints, int, Rows, Bytes, Rows | None, Rows | None]:
     """Return lane numbers int64 [N], T, and ``checked_steps`` of T * N steps, time by time, from arrays [T, N, ...]."""
     times, count = np.shape(reward)
 
@@ -181,7 +181,7 @@ def checked_episode(
     terminated: bool,
     truncated: bool | None,
     extra: Mapping[str, npt.ArrayLike],
-) -> tuple[Rows, npt.NDArray[np.uint8], Rows]:
+) -> tuple[Rows, Bytes, Rows]:
     """Return rows by field [T, *shape], flags uint8 [T], and the final observation [1, *shape] by field.
 
     Raises: ValueError, TypeError, KeyError.
@@ -285,7 +285,7 @@ def check_names(given: Collection[str], expected: Collection[str]) -> None:
     raise KeyError(f"step: {what}; the spec's fields beside obs and action are {list(expected)}")
 
 
-def _flags(name: str, value: npt.ArrayLike, count: int | None) -> npt.NDArray[np.bool_]:
+def _flags(name: str, value: npt.ArrayLike, count: int | None) -> Bools:
     array = as_array(name, value)
     expected = () if count is None else (count,)
     if array.dtype != np.bool_ and array.dtype.kind in "iuf" and ((array == 0) | (array == 1)).all():
@@ -317,14 +317,14 @@ def _rewards(reward: npt.ArrayLike, count: int | None) -> npt.NDArray[np.float32
     return rewards
 
 
-def checked_lane(call: str, lane: Any) -> npt.NDArray[np.int64]:
+def checked_lane(call: str, lane: Any) -> Ints:
     """Return one lane's number as int64 [1].  Raises: ValueError."""
     if not is_integer(lane) or not 0 <= lane < MAX_LANES:
         raise ValueError(f"{call}: lane {lane!r}, expected an integer from 0 to {MAX_LANES - 1}")
     return np.array([lane], np.int64)
 
 
-def lane_numbers(lanes: npt.ArrayLike | None, count: int) -> npt.NDArray[np.int64]:
+def lane_numbers(lanes: npt.ArrayLike | None, count: int) -> Ints:
     if lanes is None:
         return np.arange(count)
     array = as_array("lanes", lanes)

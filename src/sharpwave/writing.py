@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.errors import StoreInUseError
 from sharpwave.log.open_segments import REFERENCE, Rows
 from sharpwave.log.remote_segments import settle_lane, take_in
@@ -22,7 +23,6 @@ from sharpwave.sampling.limiters import Gate
 from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.store_views import Views
 
-Ints = npt.NDArray[np.int64]
 W = TypeVar("W")
 
 MAX_BLOCK_S = 60.0
@@ -160,7 +160,7 @@ class Writing:
         self,
         lanes: Ints,
         rows: dict[str, npt.NDArray[Any]],
-        flags: npt.NDArray[np.uint8],
+        flags: Bytes,
         finals: dict[str, npt.NDArray[Any]] | None,
         nexts: dict[str, npt.NDArray[Any]] | None,
         timeout: float | None,

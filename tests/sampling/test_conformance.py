@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 import sharpwave as sw
-from sharpwave.sampling.protocol import Draw, Floats, Ints, Sampler, check_unbound, checked_array
+from sharpwave.arrays import Floats, Ints
+from sharpwave.sampling.protocol import Draw, Sampler, check_unbound, checked_array
 from sharpwave.testing.sampler import SamplerSuite
 
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from sharpwave.arrays import Int32s, Ints
 from sharpwave.log.step_log import StepLog
 from sharpwave.spec import START, TERMINATED, TRUNCATED
 from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.steps import Steps
-from sharpwave.views.view import MAX_RUNS, Int32s, Ints, View
+from sharpwave.views.view import MAX_RUNS, View
 
 Place = tuple[int, int]
 """A step: slot of its segment, and row there."""

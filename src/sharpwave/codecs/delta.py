@@ -11,13 +11,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes
 from sharpwave.codecs.protocol import Codec, Competition, Encoder, Packed, as_bytes, read_offsets
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class _Painted(Codec):

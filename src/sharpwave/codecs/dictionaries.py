@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes
 from sharpwave.codecs.protocol import Decoder
 from sharpwave.codecs.registry import by_number
 from sharpwave.native import core
@@ -32,7 +32,7 @@ class DictionaryTable:
     """
 
     def __init__(self, row_bytes: int) -> None:
-        self.references: npt.NDArray[np.uint8] = zeros((PLACES, row_bytes), np.uint8)
+        self.references: Bytes = zeros((PLACES, row_bytes), np.uint8)
         self._data: list[bytes] = [b""] * PLACES
         self._data_bytes = 0  # counted, as each append asks for them
         self.uses = core.DictionaryUses(PLACES)

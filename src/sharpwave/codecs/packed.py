@@ -7,13 +7,11 @@ Payload: a head, the numbers of a row (base, slope or table, bits), the rows' bi
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes
 from sharpwave.codecs.protocol import Codec, Encoder, Packed, as_bytes
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class PackedNumbers(Codec):

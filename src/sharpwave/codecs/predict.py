@@ -8,15 +8,12 @@ Decoding takes 10 to 40 times as long as copying.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.codecs.protocol import Codec, Competition, Decoder, Packed, read_offsets
 from sharpwave.codecs.zstd import compressor, decompressor, pack, unpack, unpack_many
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 MIN_SAVED_BYTES = 512
 """The same as zstd's, since the frames are zstd's."""

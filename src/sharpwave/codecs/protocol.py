@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.errors import DamagedError
 from sharpwave.native import core as native
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +190,7 @@ def as_bytes(row: bytes | memoryview | Bytes) -> Bytes:
     return np.frombuffer(row, np.uint8)
 
 
-def read_offsets(name: str, payload: bytes | memoryview | Bytes, entries: int) -> tuple[npt.NDArray[np.int64], Bytes]:
+def read_offsets(name: str, payload: bytes | memoryview | Bytes, entries: int) -> tuple[Ints, Bytes]:
     """Return a table of ``entries`` little-endian uint32 as int64, and the bytes after it, to which its offsets refer.
 
     Raises:

@@ -31,15 +31,13 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.registry import MIN_AUTO_BYTES
 from sharpwave.codecs.zstd import compressor, decompressor
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 REFERENCE_BYTES = 8
 """Bytes of a row of an open segment: uint32 begin and length in items of its column's values, beside the arena."""

@@ -6,12 +6,10 @@ The only codec that kernels know by its number: they copy its rows themselves.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes
 from sharpwave.codecs.protocol import Codec, Packed
 from sharpwave.errors import DamagedError
-
-Bytes = npt.NDArray[np.uint8]
 
 RAW = 0
 

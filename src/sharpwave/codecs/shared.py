@@ -17,9 +17,9 @@ import hashlib
 import struct
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
+from sharpwave.arrays import Bytes
 from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.ragged import AS_THEY_ARE, MIN_TEXT_BYTES, PACKED, ZSTD, Kind, check_text
@@ -27,8 +27,6 @@ from sharpwave.codecs.registry import MIN_AUTO_BYTES
 from sharpwave.codecs.zstd import compressor, decompressor
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
-
-Bytes = npt.NDArray[np.uint8]
 
 KEY_BYTES = 16
 IS_SHARED = 1 << 8 * KEY_BYTES

@@ -10,14 +10,11 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import zstandard
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.codecs.protocol import Codec, Competition, Decoder, Encoder, Packed, as_bytes, read_offsets
 from sharpwave.errors import DamagedError
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 LEVEL = 1
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(

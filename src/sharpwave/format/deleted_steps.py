@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from sharpwave.arrays import Bools, Ints
 
 
-def packed(generation: Ints, deleted: npt.NDArray[np.bool_]) -> dict[str, Any]:
+def packed(generation: Ints, deleted: Bools) -> dict[str, Any]:
     """Return the state for ``unpacked``.
 
     Args:

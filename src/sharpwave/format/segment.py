@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.codecs import ragged
 from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.codecs.protocol import Packed
@@ -132,7 +133,7 @@ def _add_checksums(body: bytearray, ends: Sequence[int]) -> None:
         begin = end
 
 
-def has_column_checksums(data: bytes | bytearray | npt.NDArray[np.uint8]) -> bool:
+def has_column_checksums(data: bytes | bytearray | Bytes) -> bool:
     """Return whether the fields' columns of a segment have checksums of their own."""
     return bool(HEADER.unpack_from(_view(data))[_FEATURES] & COLUMN_CHECKSUMS)
 
@@ -158,24 +159,22 @@ def pack_again(header: Header, steps: int, frames: int, columns: Sequence[Segmen
     )[0]
 
 
-def step_column(rows: npt.NDArray[np.uint8], packs: bool) -> SegmentColumn:
+def step_column(rows: Bytes, packs: bool) -> SegmentColumn:
     """Return the column of flags or rewards ``rows`` uint8 [n, size].  ``packs``: packed, where that saves bytes."""
     payload = PackedNumbers().encode(rows) if packs else None
     return SegmentColumn(PackedNumbers.number if payload else RAW, len(rows), payload or rows.tobytes())
 
 
-def step_rows(data: bytes | memoryview | npt.NDArray[np.uint8], header: Header, column: int) -> npt.NDArray[np.uint8]:
+def step_rows(data: bytes | memoryview | Bytes, header: Header, column: int) -> Bytes:
     """Return the flags or the rewards of a checked segment, uint8 [steps, size]."""
     one = header.placed[column]
     payload = _view(data)[one.offset : one.offset + one.nbytes]
     return by_number(one.codec).decode(Packed(payload, one.rows, STEP_BYTES[column]))
 
 
-def shared_rows(
-    data: bytes | memoryview | npt.NDArray[np.uint8], header: Header, spec: Spec
-) -> dict[int, npt.NDArray[np.uint8]]:
+def shared_rows(data: bytes | memoryview | Bytes, header: Header, spec: Spec) -> dict[int, Bytes]:
     """Return the keys of shared values in a checked segment, uint8 [n, 16] by column."""
-    found = dict[int, npt.NDArray[np.uint8]]()
+    found = dict[int, Bytes]()
     for c, name in enumerate(spec.fields, FIRST_FIELD):
         if spec.fields[name].shared:
             one = header.placed[c]
@@ -184,13 +183,13 @@ def shared_rows(
     return found
 
 
-def shared_keys(data: bytes | memoryview | npt.NDArray[np.uint8], header: Header, spec: Spec) -> set[tuple[int, int]]:
+def shared_keys(data: bytes | memoryview | Bytes, header: Header, spec: Spec) -> set[tuple[int, int]]:
     """Return the columns and keys of the shared values that a checked segment refers to."""
     return {(c, key) for c, rows in shared_rows(data, header, spec).items() for key in keys_of(rows)}
 
 
 def with_steps(
-    data: bytes, header: Header, spec: Spec, packs: bool, flags: npt.NDArray[np.uint8] | None = None
+    data: bytes, header: Header, spec: Spec, packs: bool, flags: Bytes | None = None
 ) -> tuple[bytes, Header]:
     """Return a checked segment whose flags and rewards are packed, or raw, and its header.
 
@@ -212,7 +211,7 @@ def with_steps(
     return packed, parse(packed, spec)
 
 
-def seal_again(data: npt.NDArray[np.uint8]) -> None:
+def seal_again(data: Bytes) -> None:
     """Recompute, in place, the checksum of a whole segment's bytes after a change."""
     data[-CHECKSUM.size :] = np.frombuffer(CHECKSUM.pack(zlib.crc32(data[: -CHECKSUM.size].data)), np.uint8)
 
@@ -232,16 +231,16 @@ def readdressed(packed: bytes, lane: int, first_step: int) -> bytes:
     return bytes(data)
 
 
-def _view(data: bytes | bytearray | memoryview | npt.NDArray[np.uint8]) -> memoryview:
+def _view(data: bytes | bytearray | memoryview | Bytes) -> memoryview:
     return (np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 
-def payload_ends(memory: npt.NDArray[np.uint8], bases: npt.NDArray[np.int64], column: int) -> npt.NDArray[np.int64]:
+def payload_ends(memory: Bytes, bases: Ints, column: int) -> Ints:
     """Return where a column's payload ends in each of the segments at ``bases`` [n] of ``memory``, counted from the
     segment's beginning. Their column tables must have been checked."""
     places = bases + (HEADER.size + COLUMN.size * column + COLUMN_OFFSET)
     offset_and_nbytes = memory[places[:, None] + np.arange(16)].view("<i8")
-    ends: npt.NDArray[np.int64] = offset_and_nbytes.sum(axis=1)
+    ends: Ints = offset_and_nbytes.sum(axis=1)
     return ends
 
 
@@ -259,7 +258,7 @@ def check_version(data: bytes | memoryview, what: str) -> None:
         check_required(HEADER.unpack_from(data)[_FEATURES], what)
 
 
-def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Header:
+def parse(data: bytes | memoryview | Bytes, spec: Spec) -> Header:
     """Parse and check a segment's header, column table and checksum. Payloads and metadata stay packed.
 
     Raises:
@@ -310,7 +309,7 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
     return Header(schema, lane, first_step, steps, frames, context, nbytes, tuple(placed), number, features, metadata)
 
 
-def annotations_in(head: bytes | npt.NDArray[np.uint8]) -> tuple[tuple[int, dict[str, Any]], ...]:
+def annotations_in(head: bytes | Bytes) -> tuple[tuple[int, dict[str, Any]], ...]:
     """Return the annotations of a segment's episodes, each with the row of the episode's first step there.
 
     Args:
@@ -360,7 +359,7 @@ def _shared(name: str, key: int, dictionary: Callable[[int], bytes]) -> bytes:
 
 
 def check(
-    data: bytes | memoryview | npt.NDArray[np.uint8],
+    data: bytes | memoryview | Bytes,
     spec: Spec,
     dictionary: Callable[[int], bytes],
     *,
@@ -407,7 +406,7 @@ def check(
     return header
 
 
-def _check_episode(header: Header, flags: npt.NDArray[np.uint8]) -> None:
+def _check_episode(header: Header, flags: Bytes) -> None:
     """Refuse an impossible ``episode_step`` or metadata.  Raises: DamagedError."""
     if header.steps and flags[0] & START and header.episode_step > 0:
         raise DamagedError(
@@ -417,7 +416,7 @@ def _check_episode(header: Header, flags: npt.NDArray[np.uint8]) -> None:
 
 
 def unpack(
-    data: bytes | memoryview | npt.NDArray[np.uint8],
+    data: bytes | memoryview | Bytes,
     spec: Spec,
     dictionary: Callable[[int], bytes],
     only: Collection[str] | None = None,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
 
@@ -86,7 +86,7 @@ class Header:
     metadata: bytes = b""
 
 
-def sparse_rows(flags: npt.NDArray[np.uint8], episode_step: int, every: int) -> int:
+def sparse_rows(flags: Bytes, episode_step: int, every: int) -> int:
     """Return the rows of a column that keeps every ``every``-th step of each episode.
 
     Beside the segment's own kept steps it has the last one kept before its first step, unless that step is kept itself.
@@ -106,7 +106,7 @@ def sparse_rows(flags: npt.NDArray[np.uint8], episode_step: int, every: int) -> 
     return int(((first + lengths - 1) // every - first // every + 1).sum())
 
 
-def check_rows(header: Header, spec: Spec, flags: npt.NDArray[np.uint8], *, sealed: bool) -> None:
+def check_rows(header: Header, spec: Spec, flags: Bytes, *, sealed: bool) -> None:
     """Refuse columns with a row too few or too many: frames of a step, of an episode's end or of the last successor;
     values of a sparse field.  Raises: DamagedError.
     """
@@ -119,7 +119,7 @@ def check_rows(header: Header, spec: Spec, flags: npt.NDArray[np.uint8], *, seal
     _check_frames(header, flags, sealed)
 
 
-def _check_frames(header: Header, flags: npt.NDArray[np.uint8], sealed: bool) -> None:
+def _check_frames(header: Header, flags: Bytes, sealed: bool) -> None:
     if not header.steps:
         if sealed:
             raise DamagedError("segment: 0 steps, expected at least 1")

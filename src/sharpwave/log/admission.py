@@ -10,8 +10,8 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Int32s, Ints
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_budget import MAX_HELD_SHARE
 from sharpwave.disk.region_files import FULL, Needed
@@ -87,11 +87,11 @@ class Admission:
         """Return the retention's threshold and the counts of evictions."""
         return Evicted(self.retention.threshold, self.inventory.evicted_segments, self.inventory.dropped_steps)
 
-    def unsealed(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def unsealed(self, slots: Ints) -> Bools:
         """Return which of ``slots`` [n] hold no sealed segment."""
         index = self.space.index
         there = np.minimum(slots, index.slots - 1)
-        free: npt.NDArray[np.bool_] = (index.sealed[there] == 0) | (index.rows[there] == 0) | (there != slots)
+        free: Bools = (index.sealed[there] == 0) | (index.rows[there] == 0) | (there != slots)
         return free
 
     def shared_values(self, id_: int) -> Needed:
@@ -192,7 +192,7 @@ class Admission:
                 )
         return slot
 
-    def make_lanes_fit(self, lanes: int, staged: int, max_rows: int, opened: npt.NDArray[np.int32]) -> None:
+    def make_lanes_fit(self, lanes: int, staged: int, max_rows: int, opened: Int32s) -> None:
         """Provide address space and slots for ``lanes`` lanes in total, and check that memory has room for ``staged``
         further open segments.
 
@@ -219,9 +219,7 @@ class Admission:
         )
         self._grow(*space.layout.room(self.capacity, ram, disk_limit, to_come, max_rows), opened)
 
-    def resize(
-        self, capacity: int | None, ram: int | None, disk_limit: int | None, opened: npt.NDArray[np.int32]
-    ) -> None:
+    def resize(self, capacity: int | None, ram: int | None, disk_limit: int | None, opened: Int32s) -> None:
         """Provide address space and slots for these limits and ``disk_limit``, and set the limits in steps and of
         memory.
 
@@ -233,7 +231,7 @@ class Admission:
         if ram is None:
             self.space.arena.limit_bytes = self.space.arena.reserved_bytes
 
-    def _grow(self, reserve: int, slots: int, opened: npt.NDArray[np.int32]) -> None:
+    def _grow(self, reserve: int, slots: int, opened: Int32s) -> None:
         """Provide address space and slots.  Raises: MemoryError; then nothing changed."""
         space = self.space
         if space.fits(reserve, slots):

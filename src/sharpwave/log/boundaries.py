@@ -19,16 +19,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Bytes, Ints
 from sharpwave.errors import level_of_caller
 from sharpwave.log.open_segments import Lanes, Rows
 from sharpwave.log.same_values import compare, equal_rows
 from sharpwave.native import core
 from sharpwave.spec import ENDED
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 Counts = tuple[int, ...]
 
 NOTICED = ("broken_episodes", "unchained_steps", "rounded_breaks", "repeated_finals", "dropped_resets")
@@ -115,9 +113,7 @@ class Boundaries(core.Boundaries):
         while (found := self.find(*where, lanes, flags, rows, nexts)) is not None:
             self._say_found(*found)
 
-    def look_within(
-        self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None, broken: npt.NDArray[np.bool_]
-    ) -> None:
+    def look_within(self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None, broken: Bools) -> None:
         """Look at the steps [T, N] of a block that is about to be appended, but the first.
 
         Args: as ``StepBlock`` has them.

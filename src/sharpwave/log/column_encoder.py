@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes
 from sharpwave.codecs import registry as codecs
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.protocol import Codec, Encoder
@@ -19,7 +19,6 @@ from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
 from sharpwave.spec import Field
 
-Bytes = npt.NDArray[np.uint8]
 Begin = Callable[[Callable[[], None]], Callable[[], None]]
 """Begins work elsewhere; returns a function that waits for its end and raises its error, however often called."""
 

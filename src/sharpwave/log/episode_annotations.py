@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from sharpwave.arrays import Bytes
 from sharpwave.format.annotations import MAX_EPISODE_BYTES, MAX_METADATA_BYTES, merge, pack_metadata, read_metadata
 from sharpwave.format.segment_header import Header
 from sharpwave.json_values import encode
@@ -118,7 +116,7 @@ class EpisodeAnnotations:
             (max(0, first - first_step), episodes[first][0]) for first in sorted(episodes) if first < first_step + rows
         ]
 
-    def load(self, lane: int, header: Header, flags: npt.NDArray[np.uint8]) -> None:
+    def load(self, lane: int, header: Header, flags: Bytes) -> None:
         """Restore the result of ``pack`` for the lane's open segment."""
         said = read_metadata(header.metadata, header.steps)
         for row, values in said.episodes:

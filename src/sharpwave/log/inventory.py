@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Floats, Int32s, Ints
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.native import core
-
-Ints = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
 
 
 class _Count:

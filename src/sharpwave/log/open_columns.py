@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Bytes, Int32s
 from sharpwave.codecs.ragged import RaggedRows
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import MIN_AUTO_BYTES, RAGGED
@@ -19,9 +19,6 @@ from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.spec import ENDED, START
-
-Bytes = npt.NDArray[np.uint8]
-Int32s = npt.NDArray[np.int32]
 
 
 class OpenColumns:
@@ -59,7 +56,7 @@ class OpenColumns:
         """Return each sparse field's column, its row counts by slot, and the period of its values."""
         return zip(self._layout.sparse_columns, self._index.sparse, self._layout.every, strict=True)
 
-    def sparse_full(self, slots: Int32s) -> npt.NDArray[np.bool_]:
+    def sparse_full(self, slots: Int32s) -> Bools:
         """Return which of ``slots`` [n] have a sparse field's column without room for another value."""
         return np.asarray((self._index.sparse[:, slots] >= self._sparse_limits).any(axis=0))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Bytes, Int32s, Ints
 from sharpwave.codecs.raw import RAW
 from sharpwave.format import segment
 from sharpwave.format.segment import FLAGS, SegmentColumn
@@ -24,8 +25,6 @@ from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
 from sharpwave.spec import ENDED, START, TRUNCATED
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 Rows = Mapping[str, npt.NDArray[Any]]
 
 # Marks of lanes, as ``steps.hpp`` of the core has them.
@@ -305,7 +304,7 @@ class Lanes:
             positions = sorted({*positions, *np.flatnonzero(self._crowded(lanes)).tolist()})
         return positions
 
-    def _crowded(self, lanes: Ints) -> npt.NDArray[np.bool_]:
+    def _crowded(self, lanes: Ints) -> Bools:
         """Return which open segments lack room for a sparse field's value, or for annotations: bool [n]."""
         crowded = self.columns.sparse_full(self.slots[lanes])
         if self.annotations:
@@ -509,7 +508,7 @@ def last_only(row: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
     return rows
 
 
-def first_shares(lanes: Ints) -> npt.NDArray[np.int32]:
+def first_shares(lanes: Ints) -> Int32s:
     """Return how full the first segment of each of ``lanes`` [n] gets: an eighth at least, spread evenly for any
     number of lanes (van der Corput's sequence). Lane 0 fills its whole segment."""
     reversed_bits = np.zeros(len(lanes), np.int64)

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.codecs.ragged import REFERENCE_BYTES, RaggedRows
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import SegmentLayout
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 Rows = Mapping[str, npt.NDArray[Any]]
 
 FIRST_BYTES = 1 << 12
@@ -127,7 +126,7 @@ class OpenValues:
         slots: npt.NDArray[Any],
         rows: Rows,
         after: Rows | None = None,
-        known: npt.NDArray[np.uint8] | None = None,
+        known: Bytes | None = None,
     ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]], dict[tuple[int, int], int]]:
         """Append rows to the buffers of ``slots`` [n], which have room; of several rows of a slot in order.
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.codecs.dictionaries import key_of
 from sharpwave.codecs.ragged import RaggedRows
 from sharpwave.codecs.raw import RAW
@@ -222,7 +222,7 @@ class Copy(NamedTuple):
     dictionaries: dict[int, bytes]
 
 
-def sealed_after(log: StepLog, lane_steps: npt.NDArray[np.int64], max_bytes: int) -> list[Copy]:
+def sealed_after(log: StepLog, lane_steps: Ints, max_bytes: int) -> list[Copy]:
     """Return the oldest segments that begin at or after ``lane_steps``, in the order in which they were appended.
 
     Unreadable segments are left out. The store's lock is held.

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools
+
 TOLERANCE = 1e-6
 """Differences that are rounding: some eight units in the last place of float32, of a value's own magnitude, or of one
 that is ordinary for its component."""
@@ -16,7 +18,7 @@ MAX_SAMPLED = 1024
 """Limit of rows by which the typical magnitude is found."""
 
 
-def compare(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def compare(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[Bools, Bools]:
     """Compare rows [n, *shape]; return which rows differ, and which differ by more than rounding, bool [n] each.
 
     NaN equals itself, and -0.0 equals 0.0. Rounding is at most ``TOLERANCE`` of the larger of both values, or of 16
@@ -26,7 +28,7 @@ def compare(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArr
         pairs = np.array([equal_rows(*pair) for pair in zip(some, others, strict=True)], np.bool_).reshape(-1, 2)
         return ~pairs[:, 0], ~pairs[:, 1]
     one, other = (x.reshape(len(x), -1) for x in (some, others))
-    rows: npt.NDArray[np.bool_] = (one != other).any(axis=1)
+    rows: Bools = (one != other).any(axis=1)
     if one.dtype.kind != "f" or not rows.any():
         return rows, rows
     with np.errstate(invalid="ignore", over="ignore"):

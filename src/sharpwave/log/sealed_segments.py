@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
 from sharpwave.disk.disk_tier import DiskTier
@@ -21,8 +21,6 @@ from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.log.shared_values import SharedValues, StoredValue
 from sharpwave.native import core
 from sharpwave.spec import ENDED, START, TRUNCATED
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class Location(NamedTuple):

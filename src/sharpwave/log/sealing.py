@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Int32s, Ints
 from sharpwave.format.segment import SegmentColumn
 from sharpwave.format.segment_header import features_of
 from sharpwave.log.admission import Admission, Made, is_refusal
@@ -18,9 +19,6 @@ from sharpwave.log.column_encoder import MAX_TRIALS, SegmentEncoder
 from sharpwave.log.open_segments import Lanes, Rows
 from sharpwave.native import core
 from sharpwave.sampling.ordered import Fifo
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 
 class Sealing:
@@ -311,7 +309,7 @@ class Sealing:
         self._sealed.damaged.pop(slot, None)
         return True
 
-    def _arrays(self) -> tuple[Bytes, core.IndexArrays, core.LaneArrays, npt.NDArray[np.int32], Ints]:
+    def _arrays(self) -> tuple[Bytes, core.IndexArrays, core.LaneArrays, Int32s, Ints]:
         """Return the log's arrays, which are replaced as it grows."""
         inventory = self._inventory
         return self._opened.arena.memory, self._index.arrays, self._opened.arrays, inventory.oldest, inventory.counts

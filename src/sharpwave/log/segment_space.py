@@ -6,8 +6,8 @@ import mmap
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Int32s
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.segment_cache import SegmentCache
 from sharpwave.memory.address_space import PAGE
@@ -77,7 +77,7 @@ class SegmentSpace:
         """Return whether address space and slots suffice."""
         return reserve <= self.arena.reserved_bytes and slots <= self.index.slots
 
-    def grow(self, reserve: int, slots: int, opened: npt.NDArray[np.int32]) -> None:
+    def grow(self, reserve: int, slots: int, opened: Int32s) -> None:
         """Enlarge to ``reserve`` bytes of address space and ``slots`` slots; memory may move.
 
         Args:

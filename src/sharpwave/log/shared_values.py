@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes
 from sharpwave.codecs import shared
 from sharpwave.codecs.ragged import Kind
 from sharpwave.codecs.shared import HEAD, KEY_BYTES, RECORD_BYTES
@@ -24,7 +25,6 @@ from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
 
 Ints = npt.NDArray[Any]
-Bytes = npt.NDArray[np.uint8]
 Rows = Mapping[str, npt.NDArray[Any]]
 Key = tuple[int, int]
 """A column, and the key of a value there."""

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Bytes, Ints
 from sharpwave.log.same_values import compare
 from sharpwave.log.step_log import StepLog
 from sharpwave.spec import ENDED, TRUNCATED
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 Rows = Mapping[str, npt.NDArray[Any]]
 
 COMPARED_BYTES = 1 << 22
@@ -42,7 +41,7 @@ class StepBlock:
     rows: Rows
     finals: Rows | None
     nexts: Rows | None
-    broken: npt.NDArray[np.bool_]
+    broken: Bools
     one_episode: bool = False
     whole: bool = False
 
@@ -155,13 +154,13 @@ def block_of(
     return StepBlock(lanes, marked, there, ends, {name: values[-1] for name, values in after.items()}, broken)
 
 
-def _replaced(values: npt.NDArray[Any], others: npt.NDArray[Any], where: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+def _replaced(values: npt.NDArray[Any], others: npt.NDArray[Any], where: Bools) -> npt.NDArray[Any]:
     result = values.copy()
     result[where] = others[where]
     return result
 
 
-def different(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def different(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> Bools:
     """Return where rows [T, N, *shape] differ by value, bool [T, N].
 
     Cost: a pass over the bits of both, and over the values that differ.

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Int32s, Ints
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_tier import DiskTier
@@ -37,10 +38,6 @@ from sharpwave.memory.segment_layout import layout_of
 from sharpwave.native import core
 from sharpwave.sampling.retention import Retention
 from sharpwave.spec import START, Spec
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-
 
 MAX_VALUE_SHARE = 7 / 8
 """With a disk: share of ``ram`` for the index of shared values, and for those that are in no file yet."""
@@ -299,7 +296,7 @@ class StepLog:
         steps: Ints,
         begins: Bytes,
         episode_steps: Ints,
-        shares: npt.NDArray[np.int32],
+        shares: Int32s,
         staged: Bytes,
     ) -> None:
         """Restore lanes, with ``steps`` [n] steps written so far and empty open segments in ``slots`` [n].

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes
 from sharpwave.native import core, windows
 from sharpwave.native.untouched import HUGE_PAGE
 
@@ -37,7 +37,7 @@ class AddressSpace:
         memory: uint8 [nbytes]; its array keeps the range.
     """
 
-    memory: npt.NDArray[np.uint8]
+    memory: Bytes
 
     def __init__(self, nbytes: int) -> None:
         flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE} if hasattr(mmap, "MAP_PRIVATE") else {}

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.memory.address_space import PAGE, reserve
 from sharpwave.native import core
 
@@ -76,7 +76,7 @@ class Arena(core.Ranges):
         if commit is not None:
             commit(0, begin)
         self._space = space
-        self.memory: npt.NDArray[np.uint8] = space.memory
+        self.memory: Bytes = space.memory
         self.floats = self.memory.view(np.float32)
 
     @property
@@ -112,9 +112,9 @@ class Arena(core.Ranges):
         return (offset - self.begin_of(0)) // self.chunk_bytes
 
     @property
-    def live(self) -> npt.NDArray[np.int64]:
+    def live(self) -> Ints:
         """Bytes allocated in each chunk. [chunks]"""
-        live: npt.NDArray[np.int64] = self.chunks[_LIVE]
+        live: Ints = self.chunks[_LIVE]
         return live
 
     def trim_tail(self) -> None:

@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-
-Ints = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 LEAF_BITS = 32
 LEAF_MASK = (1 << LEAF_BITS) - 1
@@ -170,9 +168,9 @@ class SegmentIndex:
             setattr(self, name, getattr(other, name))
         self.arrays, self.slots = other.arrays, other.slots
 
-    def ids(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def ids(self, leaves: Ints) -> Ints:
         """Return the ids of the steps at ``leaves`` now."""
-        ids: npt.NDArray[np.int64] = (self.generation[leaves // self.stride] << LEAF_BITS) | leaves
+        ids: Ints = (self.generation[leaves // self.stride] << LEAF_BITS) | leaves
         return ids
 
     def find(self, lanes: Ints, steps: Ints) -> Ints:

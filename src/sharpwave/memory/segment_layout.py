@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.codecs.ragged import OVERHEAD_BYTES
 from sharpwave.format import segment
 from sharpwave.format.annotations import MAX_METADATA_BYTES
@@ -16,8 +16,6 @@ from sharpwave.memory.address_space import PAGE
 from sharpwave.memory.arena import ALIGNMENT, rounded
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.spec import Field, Spec
-
-Ints = npt.NDArray[np.int64]
 
 DEFAULT_STRIDE, SHORT_STRIDE = 128, 64
 """Steps in a segment: the default, and the number for a store on disk or for large steps. Sampling an item from disk

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
 from sharpwave.disk.state_files import file_name, read_named
 from sharpwave.disk.store_folder import COLUMNS
 from sharpwave.errors import DamagedError, NewerVersionError
@@ -17,8 +18,6 @@ from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.offline.scan import Described, mark_of
 from sharpwave.persistence.column_files import MAX_CHUNK_SLOTS, NAMES, WRONG, chunk_name
 from sharpwave.spec import Field
-
-Ints = npt.NDArray[np.int64]
 
 MAX_CHUNKS = 32
 """Number of chunks of values that are kept in memory."""
@@ -54,7 +53,7 @@ class LateValues:
         except (OSError, DamagedError, NewerVersionError, AttributeError, *WRONG) as error:
             self.damage = f"columns added later: {error}"
 
-    def read(self, name: str, ids: Ints) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    def read(self, name: str, ids: Ints) -> tuple[npt.NDArray[Any], Bools]:
         """Return the values of steps [n, *shape], 0 where there is none, and where there is one, bool [n].
 
         Args:

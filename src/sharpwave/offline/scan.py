@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
 from sharpwave.disk.region_scan import Scan, SegmentReader, refused, scan_region
 from sharpwave.disk.state_files import file_name, read_named
 from sharpwave.disk.store_folder import COLUMNS, FOLDER, MANIFEST, read_manifest
@@ -51,7 +51,6 @@ from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import Spec
 from sharpwave.validation import max_lanes
 
-Ints = npt.NDArray[np.int64]
 Progress = Callable[[int], None]
 """Receives the number of bytes read since the last call."""
 
@@ -142,7 +141,7 @@ class Chain:
     segments: list[Segment]
     gaps: list[tuple[int, int]]
     overlaps: list[Segment]
-    deleted: dict[Record, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    deleted: dict[Record, Bools] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -528,7 +527,7 @@ def _deleted(folder: Path, described: Described, damages: list[Damage]) -> Ints:
     return np.zeros(0, np.int64)
 
 
-def _marked(one: Segment, deleted: Ints) -> npt.NDArray[np.bool_]:
+def _marked(one: Segment, deleted: Ints) -> Bools:
     """Return which of a segment's steps are among the ids ``deleted``."""
     begin, end = np.searchsorted(deleted, [one.record.id, one.record.id + one.header.steps])
     rows = np.zeros(one.header.steps, np.bool_)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.codecs.registry import name_of
 from sharpwave.disk.region_scan import SegmentReader
 from sharpwave.errors import DamagedError
@@ -37,7 +38,6 @@ from sharpwave.spec import START, TERMINATED, TRUNCATED
 
 ENDED = TERMINATED | TRUNCATED
 End = Literal["terminated", "truncated", "unfinished"]
-Ints = npt.NDArray[np.int64]
 
 
 class TooLargeError(ValueError):
@@ -402,9 +402,7 @@ def _count(result: Survey, one: Segment) -> None:
     result.overhead_bytes += one.header.nbytes - sum(column.nbytes for column in one.header.placed)
 
 
-def _pieces(
-    flags: npt.NDArray[np.uint8], reward: npt.NDArray[np.float32], said: Mapping[int, Mapping[str, Any]]
-) -> list[Piece]:
+def _pieces(flags: Bytes, reward: npt.NDArray[np.float32], said: Mapping[int, Mapping[str, Any]]) -> list[Piece]:
     """Return a segment's steps, cut before an episode's first step and after its last."""
     cut = flags & START != 0
     cut[1:] |= flags[:-1] & ENDED != 0

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
+from sharpwave.arrays import Ints
 from sharpwave.disk.state_files import StateFiles
 from sharpwave.disk.store_folder import COLUMNS
 from sharpwave.escaping import escaped
@@ -106,7 +104,7 @@ class ColumnFiles:
         if self._late.deleted is not None:
             self.write_deleted()
 
-    def write_deleted(self, more: npt.NDArray[np.int64] | None = None) -> None:
+    def write_deleted(self, more: Ints | None = None) -> None:
         """Write which steps were deleted, and the steps ``more`` with them, in one file that is replaced as a whole.
 
         Raises: OSError: where it is in the folder but could not be synced, ``more`` may be deleted when the store is

@@ -10,16 +10,12 @@ import contextlib
 import os
 from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
-
+from sharpwave.arrays import Ints
 from sharpwave.disk.disk_budget import MIN_COPY_BYTES
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.region_files import FULL
 from sharpwave.log.step_log import StepLog
 from sharpwave.persistence.snapshot import flush
-
-Ints = npt.NDArray[np.int64]
 
 MAX_COPIED_SHARE = 0.5
 """Limit of the held share of a region that is copied so that its file can be deleted."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.errors import DamagedError
 from sharpwave.format.region import MAX_GENERATION, MAX_ID, ROOM, SEGMENT, TAIL
@@ -18,8 +18,6 @@ from sharpwave.persistence.recovery import Adoption, Recovery
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import TRUNCATED
 from sharpwave.validation import MAX_LANES
-
-Ints = npt.NDArray[np.int64]
 
 COUNTS = ("total_steps", "evicted_steps", "evicted_segments", "dropped_steps")
 

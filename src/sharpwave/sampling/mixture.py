@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sharpwave.arguments import is_number
-from sharpwave.sampling.protocol import Draw, Floats, Ints, Sampler, check_exponents, check_sampler, described
+from sharpwave.arrays import Floats, Ints
+from sharpwave.sampling.protocol import Draw, Sampler, check_exponents, check_sampler, described
 
 
 @dataclass

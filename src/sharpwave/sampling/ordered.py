@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sharpwave.arrays import Floats, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, checked_array, extended
+from sharpwave.sampling.protocol import Draw, check_unbound, checked_array, extended
 from sharpwave.sampling.retention import Newcomer, Priorities
 
 SLACK = 1024

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sharpwave.arguments import is_number
+from sharpwave.arrays import Bools, Floats, Ints
 from sharpwave.native import core
 from sharpwave.sampling.protocol import (
     MAX_TD_ERROR,
-    Floats,
-    Ints,
     check_exponents,
     check_unbound,
     checked_array,
@@ -56,7 +54,7 @@ class Prioritized(TreeSampler):
     beta: float = 0.4
     eps: float = 1e-6
     by: str | None = None
-    unstarted: npt.NDArray[np.bool_] | None = field(default=None, init=False, repr=False, compare=False)
+    unstarted: Bools | None = field(default=None, init=False, repr=False, compare=False)
     unstarted_groups: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
     max_priority: float = field(default=1.0, init=False)
 

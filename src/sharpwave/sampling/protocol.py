@@ -10,11 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_number
+from sharpwave.arrays import Floats, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 MAX_TD_ERROR = float(np.finfo(np.float32).max)
 """Largest ``|td_error|``: a sum of as many priorities as there can be items stays within float64."""

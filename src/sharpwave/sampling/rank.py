@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sharpwave.arrays import Floats, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import (
     MAX_TD_ERROR,
     Draw,
-    Floats,
-    Ints,
     check_exponents,
     check_unbound,
     checked_array,

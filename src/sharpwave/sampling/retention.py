@@ -11,7 +11,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from sharpwave.arguments import is_integer
-from sharpwave.sampling.protocol import Floats, Ints, checked_array
+from sharpwave.arrays import Floats, Ints
+from sharpwave.sampling.protocol import checked_array
 
 Priorities = Callable[[Ints], Floats | None]
 """Mean priorities of the steps in slots [n]; ``None`` where no step has a priority."""

@@ -10,16 +10,13 @@ from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Floats, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import Draw
 
 FANOUT = 8
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 class SumTree:

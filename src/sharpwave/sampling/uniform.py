@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sharpwave.arrays import Floats, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-from sharpwave.sampling.protocol import Floats, Ints, check_unbound, extended
+from sharpwave.sampling.protocol import check_unbound, extended
 from sharpwave.sampling.sum_tree import SumTree, TreeSampler
 
 

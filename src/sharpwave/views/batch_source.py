@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Floats, Int32s, Ints
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
 from sharpwave.native.forks import path
@@ -30,8 +30,6 @@ from sharpwave.views.view import View
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 MAX_LAYOUTS = 4
 """Limit of batch sizes whose layouts, with working memory, are kept."""
@@ -80,7 +78,7 @@ class BatchSource:
         self.complete: Callable[[Any], None] | None = getattr(view, "complete", None)
         self._some: dict[frozenset[str], BatchSource] = {}  # by the names of fields that batches have
         self._partial = weakref.WeakSet[BatchSource]()  # these, and those that only streams have still
-        self._filler: tuple[core.Log, npt.NDArray[np.int32], core.Filler, Ints, Any] | None = None
+        self._filler: tuple[core.Log, Int32s, core.Filler, Ints, Any] | None = None
 
     @property
     def view(self) -> View[Any]:
@@ -221,7 +219,7 @@ class BatchSource:
         resident = None if log.segment_cache is None else index.resident
         items.sampling = core.Sampling(objects, log.inventory.counts, index.generation, resident, log.stride)
 
-    def filler(self) -> tuple[core.Log, npt.NDArray[np.int32], core.Filler, Ints, Any] | None:
+    def filler(self) -> tuple[core.Log, Int32s, core.Filler, Ints, Any] | None:
         """Return the core's filler of batches, between the arrays that it is for and those of ``View.filler``, as they
         are now; ``None``: the view fills them."""
         arrays, spans, found = self.items.arrays.current(), self.items.spans, self._filler
@@ -305,7 +303,7 @@ class BatchSource:
         self.gate.notify()
         return Drawn(ids, draw.probabilities, draw.weights, draw.uniforms if self.view.draws_uniforms else None), undo
 
-    def fetch(self, ids: Ints, uniforms: npt.NDArray[np.float64] | None, missing: Missing) -> Any:
+    def fetch(self, ids: Ints, uniforms: Floats | None, missing: Missing) -> Any:
         """Return the items with the given ids, and the random numbers that they were drawn with, if they were.
 
         Raises: KeyError, MemoryError.
@@ -331,7 +329,7 @@ class BatchSource:
             target.clear(gone)
         return target.batch
 
-    def lend_for(self, ids: Ints) -> tuple[BatchTarget, npt.NDArray[np.bool_]]:
+    def lend_for(self, ids: Ints) -> tuple[BatchTarget, Bools]:
         """Lend memory for a batch of the items among ``ids`` that are held, which ``fill`` fills; return it, and which
         these are.
 

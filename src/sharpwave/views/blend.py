@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Floats
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.showing import table, titled
 from sharpwave.views.batch import Arrays
@@ -92,7 +93,7 @@ class Blend(Generic[B]):
         """Number of items drawn so far."""
         return self._source.samples
 
-    def shares(self) -> npt.NDArray[np.float64]:
+    def shares(self) -> Floats:
         """Return the present share of each view, float64 [views], with sum 1.  Raises: ValueError: none is positive."""
         return self._source.shares().copy()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import extended
 from sharpwave.spec import START
@@ -17,8 +17,6 @@ from sharpwave.views.view import View
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 UNJUDGED, MATCHES, REFUSED = range(3)
 """Values of ``Judge.judged``; the core compares with the second."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Int32s, Ints
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
 from sharpwave.codecs.registry import MIN_AUTO_BYTES, by_number
 from sharpwave.errors import DamagedError
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from sharpwave.views.layout import BatchTarget
     from sharpwave.views.view import DividedView
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 FIRST_ROOM = 1 << 16
 ALIGNMENT = 8

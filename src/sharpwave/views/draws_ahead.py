@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.native.forks import path
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.views.items import Items, Undo
@@ -18,7 +18,6 @@ from sharpwave.views.items import Items, Undo
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
-Ints = npt.NDArray[np.int64]
 AHEAD = 0.75
 """Share of the memory for segments that prefetching may fill. The rest is for batches drawn now."""
 ARRAYS = {"ids": np.int64, "probabilities": np.float64, "weights": np.float32, "uniforms": np.float64}
@@ -38,7 +37,7 @@ class Drawn:
     probabilities: Any
     weights: Any
     uniforms: Any = None
-    slots: npt.NDArray[np.int64] | None = None
+    slots: Ints | None = None
     nbytes: int = 0
 
     @property

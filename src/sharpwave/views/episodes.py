@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Bytes, Floats, Ints
 from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.json_values import decode
@@ -24,8 +25,6 @@ from sharpwave.views.view import STEPS
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Order = Literal["oldest", "newest", "return", "length"]
 ENDED = TERMINATED | TRUNCATED
 CHUNK_BYTES = 1 << 24
@@ -45,8 +44,8 @@ class Table(NamedTuple):
     lane: Ints
     first_step: Ints
     length: Ints
-    total: npt.NDArray[np.float64]
-    flags: npt.NDArray[np.uint8]
+    total: Floats
+    flags: Bytes
     begun: Bools
     id: Ints
 
@@ -83,7 +82,7 @@ def find_in(log: StepLog, slots: Iterable[int], with_totals: bool = True) -> Tab
     """Find the episodes in consecutive segments of one lane, as far as these hold them, without deleted ones; ``None``:
     they are empty."""
     index, steps = log.index, Steps(log)
-    flags: list[npt.NDArray[np.uint8]] = []
+    flags: list[Bytes] = []
     rewards: list[npt.NDArray[np.float32]] = []
     runs: list[tuple[int, int, int]] = []  # by segment: number of its first step, its steps, and its id
     lane = -1
@@ -136,7 +135,7 @@ class RunReader(Protocol):
     @property
     def fields(self) -> Collection[str]: ...
     def ids(self, first: int, count: int) -> Ids: ...
-    def flags(self, first: int, count: int) -> npt.NDArray[np.uint8]: ...
+    def flags(self, first: int, count: int) -> Bytes: ...
     def rewards(self, first: int, count: int) -> npt.NDArray[np.float32]: ...
     def read(self, name: str, first: int, count: int, *, final: bool = False) -> Any: ...
     def annotations(self, first: int, count: int) -> dict[str, Any]: ...
@@ -192,11 +191,11 @@ class EpisodeReader:
             raise KeyError(f"episode: it was deleted {SINCE}")
         return slots, rows
 
-    def flags(self, first: int, count: int) -> npt.NDArray[np.uint8]:
+    def flags(self, first: int, count: int) -> Bytes:
         """Return the flags of steps."""
         with self.lock:
             slots, rows = self._locate(first, count)
-            found: npt.NDArray[np.uint8] = self.log.arena.memory[self.log.index.offset[FLAGS, slots] + rows]
+            found: Bytes = self.log.arena.memory[self.log.index.offset[FLAGS, slots] + rows]
             return found
 
     def rewards(self, first: int, count: int) -> npt.NDArray[np.float32]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Bytes, Int32s, Ints
 from sharpwave.codecs import ragged
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
@@ -27,9 +28,6 @@ from sharpwave.spec import Field
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 THREAD_BYTES = 2 << 20
@@ -100,7 +98,7 @@ class _Payloads(NamedTuple):
     rows: Ints
     items: Ints
 
-    def some(self, chosen: npt.NDArray[np.bool_]) -> _Payloads:
+    def some(self, chosen: Bools) -> _Payloads:
         return _Payloads(*(array[chosen] for array in self))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Floats, Int32s, Ints
 from sharpwave.native import core
 from sharpwave.spec import MAX_REWARD, Spec
 from sharpwave.views import gather
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
 Array = npt.NDArray[Any]
-Ints = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 GoalFunction = Callable[[Any, Any, Any], Any]
 """``compute_reward`` of a goal environment: achieved_goal [n, *shape], desired_goal [n, *shape] and info to [n]."""
@@ -171,13 +170,13 @@ class Hindsight(NStep):
             raise ValueError(f"fields=: relabelled transitions need {missing[0]!r}; add it, or 'obs'")
         return super().only(names)
 
-    def drawn_segments(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
+    def drawn_segments(self, items: Ints, uniforms: Floats) -> Ints:
         """Return the segments of each step and of its new goal."""
         slots = self.segments(items)
         goal, _ = self._chosen(items, uniforms)
         return np.concatenate([slots, np.where(goal < 0, slots[:, 0], goal)[:, None]], axis=1)
 
-    def _chosen(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
+    def _chosen(self, items: Ints, uniforms: Floats) -> Ints:
         """Return the segments of new goals, -1 for none, and their rows there: int64 [2, n]."""
         chosen = np.empty((2, len(items)), np.int64)
         log, goals = self._arrays.current(), self.goals

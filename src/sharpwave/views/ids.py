@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.native import core
-
-Ints = npt.NDArray[np.int64]
 
 
 class Tag(NamedTuple):

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
+from sharpwave.arrays import Bools, Bytes, Floats, Int32s, Ints
 from sharpwave.native import core
 from sharpwave.native.forks import path
 from sharpwave.native.untouched import zeros
@@ -25,10 +25,6 @@ from sharpwave.views.view import MAX_RUNS, View
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
-Ints = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 Undo = Callable[[], None]
 NO_ITEMS = np.empty(0, np.int64)
 
@@ -190,7 +186,7 @@ class Items(core.Items):
         generation: Ints,
         given: Int32s | None,
         state: dict[str, Any],
-        judged: npt.NDArray[np.uint8] | None = None,
+        judged: Bytes | None = None,
     ) -> None:
         """Restore a checkpoint, before anything was followed.
 
@@ -252,7 +248,7 @@ class Items(core.Items):
             with contextlib.suppress(MemoryError):  # the steps were appended; the next draw finishes the rest
                 self.follow()
 
-    def draw(self, draw: Draw, beta: float | None, points: npt.NDArray[np.float64] | None = None) -> Undo:
+    def draw(self, draw: Draw, beta: float | None, points: Floats | None = None) -> Undo:
         """Fill ``draw``, with a random number of each item where the view wants them; count its items as sampled.
 
         Args:
@@ -345,7 +341,7 @@ class Items(core.Items):
         self.write_ids(items, ids := np.empty(len(items), np.int64))
         return ids
 
-    def update(self, ids: Ints, td_error: npt.NDArray[np.float64]) -> int:
+    def update(self, ids: Ints, td_error: Floats) -> int:
         """Set priorities by ``td_error`` [n, ...] for the ``ids`` [n] that can be sampled; return their number."""
         if self.kept is not None:
             self.kept.note()
@@ -357,7 +353,7 @@ class Items(core.Items):
         self.sampler.update(items, self._view.item_errors(items, td_error))
         return len(items)
 
-    def priorities(self, slots: Ints) -> npt.NDArray[np.float64] | None:
+    def priorities(self, slots: Ints) -> Floats | None:
         """Return mean priorities of items that can be sampled, by slot; infinite where none can be sampled yet.
 
         ``None`` if there are no priorities.
@@ -369,7 +365,7 @@ class Items(core.Items):
         empty = np.inf if self.judge is None or not self._log.late.marked else self._without_deleted(slots, known)
         return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), empty)
 
-    def _without_deleted(self, slots: Ints, known: Int32s) -> npt.NDArray[np.float64]:
+    def _without_deleted(self, slots: Ints, known: Int32s) -> Floats:
         """Take items of deleted steps off the numbers ``known`` [n] in slots.
 
         Returns the priorities of slots that have no items: 0 where all steps were deleted.
@@ -504,9 +500,9 @@ class Uses:
         """Add the uses of ``count`` new steps that can be sampled."""
         self.left += count * self.max_uses
 
-    def remaining(self, items: Ints) -> npt.NDArray[np.bool_]:
+    def remaining(self, items: Ints) -> Bools:
         """Return which of the steps can be sampled again: bool [n]."""
-        remaining: npt.NDArray[np.bool_] = self._given[items] < self.max_uses
+        remaining: Bools = self._given[items] < self.max_uses
         return remaining
 
     def left_of(self, items: Ints) -> int:
@@ -558,11 +554,11 @@ class Uses:
         np.subtract.at(self._given, items, 1)
         self.left += len(items)
 
-    def given(self, items: int) -> npt.NDArray[np.int32]:
+    def given(self, items: int) -> Int32s:
         """Return how often each of the first ``items`` items was sampled: int32 [items], a copy."""
         return self._given[:items].copy()
 
-    def restore(self, given: npt.NDArray[np.int32], items: Ints) -> Ints:
+    def restore(self, given: Int32s, items: Ints) -> Ints:
         """Restore a checkpoint's counts for ``items``, present both then and now; return the used-up ones.
 
         Raises:

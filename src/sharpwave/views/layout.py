@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Floats, Ints
 from sharpwave.memory.arena import rounded
 from sharpwave.memory.batch_pool import Block, Root, block_size
 from sharpwave.native import core
@@ -20,7 +21,6 @@ from sharpwave.views.ids import tagged
 from sharpwave.views.late_rows import LateRows
 
 Array = npt.NDArray[Any]
-Ints = npt.NDArray[np.int64]
 
 COMMON = (("weights", np.float32), ("probabilities", np.float64), ("ids", np.int64))
 LARGE = 256
@@ -224,7 +224,7 @@ class BatchLayout:
         )
         self.roots: list[Root] = [((), first), *large]
         self.sizes = tuple(block_size(math.prod(shape) * dtype.itemsize) for shape, dtype in self.roots)
-        self._work: tuple[Ints, npt.NDArray[np.float64], Ints, list[Ints]] | None = None
+        self._work: tuple[Ints, Floats, Ints, list[Ints]] | None = None
         self.batches: core.Layout | None = None
         self.filling: core.Filling | None = None
         self._used = self._places = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sharpwave.errors import EmptyError
 from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue
@@ -17,7 +16,6 @@ from sharpwave.views.view import STEPS, View
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
-Ints = npt.NDArray[np.int64]
 
 UNSAMPLED = "the store is full of steps not sampled yet"
 AHEAD = "the store is full of steps that a stream has drawn ahead: go on with it, or close() it"

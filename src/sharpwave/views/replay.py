@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array, is_integer, is_number
+from sharpwave.arrays import Floats, Ints
 from sharpwave.errors import not_to_be_copied
 from sharpwave.log.late_columns import WRITTEN
 from sharpwave.native import core
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
     from sharpwave.spec import Spec
 
-Ints = npt.NDArray[np.int64]
 B = TypeVar("B")
 
 ALWAYS = ("reward", "terminated", "truncated", "discount", "weights", "probabilities", "ids", "n", "lane", "step")
@@ -353,9 +353,7 @@ def check_beta(beta: float | None) -> None:
         raise ValueError(f"sample: beta={beta!r}, expected a number from 0 to 1")
 
 
-def checked_errors(
-    td_error: Any, expected: tuple[int, ...], call: str = "update_priorities"
-) -> npt.NDArray[np.float64]:
+def checked_errors(td_error: Any, expected: tuple[int, ...], call: str = "update_priorities") -> Floats:
     """Return TD errors as float64 of the shape ``expected``; a tensor's gradient and device do not matter.
 
     Raises:

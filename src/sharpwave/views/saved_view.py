@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Floats, Ints
 from sharpwave.format.segment import MAX_NUMBER
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import MAX_TD_ERROR, checked_array, described
@@ -17,9 +18,6 @@ from sharpwave.views.draws_ahead import checked
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
     from sharpwave.views.batch_source import BatchSource
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 class SavedView:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer, is_number
+from sharpwave.arrays import Floats, Int32s, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.ragged import Ragged
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
     from sharpwave.spec import Field
 
-Ints = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
 
 MAX_COLUMNS = 1_000_000
 """Columns of a window, the observations behind its last step included."""

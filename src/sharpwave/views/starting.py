@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Floats, Int32s, Ints
 from sharpwave.native import core
 from sharpwave.sampling.mixture import Mixture
 from sharpwave.sampling.prioritized import Prioritized
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
     from sharpwave.spec import Field, Spec
 
-Ints = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
 
 REWARD = "reward"
 

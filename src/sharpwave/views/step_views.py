@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer, is_number
+from sharpwave.arrays import Bytes, Floats, Int32s, Ints
 from sharpwave.native import core
 from sharpwave.ragged import Ragged
 from sharpwave.views import gather
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from sharpwave.spec import Field, Spec
 
 B = TypeVar("B")
-Ints = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 ARRAY_BYTES = 160
 """Bytes of a numpy array and of its place in a dictionary, beside its values."""
@@ -105,7 +104,7 @@ class StepView(DividedView[B], Generic[B]):
     def read_columns(self) -> int:
         return 0 if self.wanted is None else self._log.layout.bits(self.wanted)
 
-    def drawn_segments(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
+    def drawn_segments(self, items: Ints, uniforms: Floats) -> Ints:
         """Return ``segments`` of items; none where all that their batches have is in memory."""
         if self.wanted is not None and not self.wanted & self._log.spec.fields.keys():
             return np.empty((len(items), 0), np.int64)
@@ -276,7 +275,7 @@ class NStep(StepView[Batch]):
 
     # items
 
-    def first_errors(self, runs: Ints) -> tuple[Ints, npt.NDArray[np.float64]] | None:
+    def first_errors(self, runs: Ints) -> tuple[Ints, Floats] | None:
         """Return the steps of ``runs`` with known TD errors."""
         if not self.expected:
             return None
@@ -360,7 +359,7 @@ class NStep(StepView[Batch]):
         filler = core.TransitionFiller(*self.windows(), self.known, spans, self.runs, *settings, *gather.limits())
         return filler, self.runs, []
 
-    def windows(self) -> tuple[core.Log, list[core.Column], npt.NDArray[np.uint8]]:
+    def windows(self) -> tuple[core.Log, list[core.Column], Bytes]:
         """Return the log's arrays, the column of each window's field, and with which rows each ends."""
         readers = self._arrays.readers()
         return self._arrays.current(), [readers[number].arrays for _, number, _ in self._windows], self._endings

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.native import core
 from sharpwave.ragged import Ragged
@@ -14,8 +15,6 @@ from sharpwave.views.gather import LogArrays
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
-
-Ints = npt.NDArray[np.int64]
 
 
 class Steps:
@@ -33,7 +32,7 @@ class Steps:
         slots: list[int] = np.flatnonzero(self._log.index.rows[: self._log.index.highest]).tolist()
         return slots
 
-    def flags(self, slot: int) -> npt.NDArray[np.uint8]:
+    def flags(self, slot: int) -> Bytes:
         """Return the flags (``sharpwave.spec.START``, ``TERMINATED``, ``TRUNCATED``) of a segment's steps."""
         index = self._log.index
         begin = int(index.offset[FLAGS, slot])

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
+from sharpwave.arrays import Floats, Ints
 from sharpwave.disk.state_files import StateFiles
 from sharpwave.log.inventory import LogListener
 from sharpwave.memory.segment_index import LEAF_MASK
@@ -30,7 +31,6 @@ from sharpwave.views.view import STEPS, View
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
-Ints = npt.NDArray[np.int64]
 R = TypeVar("R", bound=Replay[Any])
 
 MAX_NAME_CHARACTERS = 100
@@ -346,7 +346,7 @@ class Views(LogListener):
         for view in self:
             view.view.expect(slot, td_error)
 
-    def priorities(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
+    def priorities(self, slots: Ints) -> Floats | None:
         """Return mean priorities of the items in ``slots`` by the first view that has any, requested yet or not."""
         made = {number: view for number, ref in self._views.items() if (view := ref()) is not None}
         saved = dict(self._saved.values())

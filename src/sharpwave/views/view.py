@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Floats, Int32s, Ints
+
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
     from sharpwave.native import core
@@ -15,9 +17,6 @@ if TYPE_CHECKING:
     from sharpwave.views.gather import Read, RowReader
     from sharpwave.views.layout import Arrays, BatchTarget, Column
 
-Ints = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
 Batch_co = TypeVar("Batch_co", covariant=True)
 
 MAX_RUNS = 1024

@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
+from sharpwave.arrays import Floats, Ints
 from sharpwave.errors import LimiterTimeoutError
 from sharpwave.native import core
 from sharpwave.native.forks import path
@@ -34,7 +34,6 @@ from sharpwave.views.layout import BatchTarget
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
 T = TypeVar("T")
-Ints = npt.NDArray[np.int64]
 Share = float | Callable[[int], float]
 
 POLL_S = 0.01
@@ -87,7 +86,7 @@ class Choice:
     """
 
     source: Ints
-    shares: npt.NDArray[np.float64]
+    shares: Floats
     sent: dict[int, BatchTarget] = field(default_factory=dict)
 
     @cached_property
@@ -124,7 +123,7 @@ class Parts(Generic[B]):
     def __init__(self, views: Sequence[Any], shares: Sequence[Share], seed: int, *, alone: bool = False) -> None:
         self.views, self._shares, self.alone = views, shares, alone
         self.samples = 0
-        self._fixed: npt.NDArray[np.float64] | None = None
+        self._fixed: Floats | None = None
         self._turn = turn()  # of the next choice
         self._waits = 0  # process id while the thread that has the turn waits for steps; a fork has another
         self._locks = sorted({view.lock for view in views}, key=lambda lock: lock.number)  # as forks take them
@@ -158,7 +157,7 @@ class Parts(Generic[B]):
         self._at_once = self._alike and len(self._locks) <= 2 and plain
         self._versions = [log.late.version for log in self._logs]
 
-    def shares(self) -> npt.NDArray[np.float64]:
+    def shares(self) -> Floats:
         """Return the present share of each view, float64 [views], with sum 1.  Raises: ValueError: none is positive."""
         return shares_of(self._shares, self.samples) if self._fixed is None else self._fixed
 
@@ -293,7 +292,7 @@ class Parts(Generic[B]):
         batch.ids, batch.source = np.asarray(batch.ids), tagged(source, self.tag)
         return batch
 
-    def check_limiters(self, batch_size: int, shares: npt.NDArray[np.float64]) -> None:
+    def check_limiters(self, batch_size: int, shares: Floats) -> None:
         """Refuse a batch whose items may all be from one view, if that view's limiter never admits as large a part.
 
         Parts are of random size: such a batch would be refused eventually, and then always.  Raises: ValueError.
@@ -434,7 +433,7 @@ class Parts(Generic[B]):
             rows.reorder(order, lender.source.log.batches.lend_more)
 
 
-def shares_of(given_shares: Sequence[Share], samples: int) -> npt.NDArray[np.float64]:
+def shares_of(given_shares: Sequence[Share], samples: int) -> Floats:
     """Return shares after ``samples`` items, float64 [n], with sum 1.  Raises: ValueError: none is positive."""
     given = [share(samples) if callable(share) else share for share in given_shares]
     for value in given:
@@ -445,7 +444,7 @@ def shares_of(given_shares: Sequence[Share], samples: int) -> npt.NDArray[np.flo
     total = sum(values.tolist())
     if not 0 < total < math.inf:
         raise ValueError(f"Blend: shares {given} sum to {total:g}, expected a positive one that is finite")
-    shares: npt.NDArray[np.float64] = values / total
+    shares: Floats = values / total
     return shares
 
 

@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array
+from sharpwave.arrays import Ints
 from sharpwave.spec import Field
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.replay import on_host
-
-Ints = npt.NDArray[np.int64]
 
 
 def window_values(
