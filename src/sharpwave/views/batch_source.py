@@ -6,12 +6,13 @@ import copy
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sharpwave.arrays import Bools, Floats, Int32s, Ints
 from sharpwave.errors import DamagedError
+from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.native.forks import path
 from sharpwave.sampling.limiters import Gate, Limiter
@@ -26,10 +27,6 @@ from sharpwave.views.layout import BatchLayout, BatchTarget
 from sharpwave.views.pace import Pace, check_limiter
 from sharpwave.views.starting import Unfollowed
 from sharpwave.views.view import View
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-
 
 MAX_LAYOUTS = 4
 """Limit of batch sizes whose layouts, with working memory, are kept."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from sharpwave.arrays import Bools, Ints
+from sharpwave.log.step_log import StepLog
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import extended
 from sharpwave.spec import START
 from sharpwave.views.episodes import ENDED, EpisodeReader, Table, find_in, joined
 from sharpwave.views.steps import Steps
 from sharpwave.views.view import View
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-
 
 UNJUDGED, MATCHES, REFUSED = range(3)
 """Values of ``Judge.judged``; the core compares with the second."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,15 +17,12 @@ from sharpwave.arrays import Bytes, Int32s, Ints
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
 from sharpwave.codecs.registry import MIN_AUTO_BYTES, by_number
 from sharpwave.errors import DamagedError
+from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.spec import Field
 from sharpwave.views.gather import PIECE_ROWS, FieldColumn, FieldReader, LogArrays, Read, RowReader
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-    from sharpwave.views.layout import BatchTarget
-    from sharpwave.views.view import DividedView
-
+from sharpwave.views.layout import BatchTarget
+from sharpwave.views.view import DividedView
 
 FIRST_ROOM = 1 << 16
 ALIGNMENT = 8

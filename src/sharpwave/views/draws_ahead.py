@@ -6,17 +6,15 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sharpwave.arrays import Ints
+from sharpwave.log.step_log import StepLog
 from sharpwave.native.forks import path
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.views.items import Items, Undo
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
 
 AHEAD = 0.75
 """Share of the memory for segments that prefetching may fill. The rest is for batches drawn now."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, overload
+from typing import Any, Literal, NamedTuple, Protocol, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from sharpwave.arrays import Bools, Bytes, Floats, Ints
 from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.json_values import decode
+from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.ragged import Ragged
 from sharpwave.showing import MAX_PICTURES, contact_sheet, line_chart, table, titled
@@ -21,9 +22,6 @@ from sharpwave.views.gather import UndecodableError
 from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.steps import Steps
 from sharpwave.views.view import STEPS
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
 
 Order = Literal["oldest", "newest", "return", "length"]
 ENDED = TERMINATED | TRUNCATED

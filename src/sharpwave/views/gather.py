@@ -6,7 +6,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,12 @@ from sharpwave.codecs.registry import name_of
 from sharpwave.codecs.shared import KEY_BYTES, number_of, text_of
 from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, payload_ends
+from sharpwave.log.step_log import StepLog
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.native import core
 from sharpwave.ragged import copy_rows
 from sharpwave.spec import Field
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 THREAD_BYTES = 2 << 20

@@ -8,21 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arrays import Floats, Int32s, Ints
+from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.spec import MAX_REWARD, Spec
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
 from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.step_views import NStep
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
 
 Array = npt.NDArray[Any]
 

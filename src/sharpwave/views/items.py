@@ -6,12 +6,13 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sharpwave.arguments import is_integer
 from sharpwave.arrays import Bools, Bytes, Floats, Int32s, Ints
+from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.native.forks import path
 from sharpwave.native.untouched import zeros
@@ -21,9 +22,6 @@ from sharpwave.views.conditions import MATCHES, REFUSED, UNJUDGED, Judge
 from sharpwave.views.gather import LogArrays
 from sharpwave.views.starting import Starts
 from sharpwave.views.view import MAX_RUNS, View
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
 
 Undo = Callable[[], None]
 NO_ITEMS = np.empty(0, np.int64)

@@ -7,14 +7,12 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sharpwave.disk.state_files import StateFiles
+from sharpwave.log.step_log import StepLog
+from sharpwave.views.replay import Replay
 from sharpwave.views.saved_view import SavedView, bytes_of
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-    from sharpwave.views.replay import Replay
 
 PERIOD_S = 5.0
 """Seconds between two writes while views are used: the most that a crash costs them if writing is quick."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sharpwave.errors import EmptyError
+from sharpwave.log.step_log import StepLog
 from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.views.draws_ahead import UnusedDraws
 from sharpwave.views.items import Items
 from sharpwave.views.view import STEPS, View
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-
 
 UNSAMPLED = "the store is full of steps not sampled yet"
 AHEAD = "the store is full of steps that a stream has drawn ahead: go on with it, or close() it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,12 @@ from sharpwave.arguments import as_array, is_integer, is_number
 from sharpwave.arrays import Floats, Ints
 from sharpwave.errors import not_to_be_copied
 from sharpwave.log.late_columns import WRITTEN
+from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.sampling.limiters import Gate, Limiter, check_timeout
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
 from sharpwave.showing import table, titled
+from sharpwave.spec import Spec
 from sharpwave.validation import Missing, check_missing
 from sharpwave.views.batch import Draws
 from sharpwave.views.batch_source import BatchSource
@@ -24,10 +26,6 @@ from sharpwave.views.ids import Tag, check_tag, tagged
 from sharpwave.views.streams import Stream
 from sharpwave.views.view import View
 from sharpwave.views.view_parts import Parts
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-    from sharpwave.spec import Spec
 
 B = TypeVar("B")
 

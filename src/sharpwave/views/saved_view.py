@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arrays import Floats, Ints
 from sharpwave.format.segment import MAX_NUMBER
+from sharpwave.log.step_log import StepLog
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import MAX_TD_ERROR, checked_array, described
+from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.conditions import REFUSED
 from sharpwave.views.draws_ahead import checked
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-    from sharpwave.views.batch_source import BatchSource
 
 
 class SavedView:

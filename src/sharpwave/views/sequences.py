@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer, is_number
 from sharpwave.arrays import Floats, Int32s, Ints
+from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.ragged import Ragged
+from sharpwave.spec import Field
 from sharpwave.views import gather
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.gather import PIECE_ROWS, Read, RowReader
@@ -20,11 +22,6 @@ from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import STEP, StepView, empty_rows, numbers
 from sharpwave.views.view import MAX_RUNS, fills_at_once
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-    from sharpwave.spec import Field
-
 
 MAX_COLUMNS = 1_000_000
 """Columns of a window, the observations behind its last step included."""

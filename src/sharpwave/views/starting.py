@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sharpwave.arrays import Floats, Int32s, Ints
+from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.sampling.mixture import Mixture
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
+from sharpwave.spec import Field, Spec
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.steps import Steps
 from sharpwave.views.view import View
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-    from sharpwave.spec import Field, Spec
-
 
 REWARD = "reward"
 

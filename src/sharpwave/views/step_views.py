@@ -5,25 +5,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer, is_number
 from sharpwave.arrays import Bytes, Floats, Int32s, Ints
+from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.ragged import Ragged
+from sharpwave.spec import Field, Spec
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
 from sharpwave.views.gather import LogArrays, Read
 from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.replay import Replay
 from sharpwave.views.view import MAX_RUNS, DividedView, View, fills_at_once
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-    from sharpwave.spec import Field, Spec
 
 B = TypeVar("B")
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arrays import Bytes, Ints
 from sharpwave.format.segment import FLAGS, REWARD
+from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.ragged import Ragged
 from sharpwave.views.gather import LogArrays
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
 
 
 class Steps:

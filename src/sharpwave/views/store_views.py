@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from sharpwave.arguments import is_integer
 from sharpwave.arrays import Floats, Ints
 from sharpwave.disk.state_files import StateFiles
 from sharpwave.log.inventory import LogListener
+from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.native import core
 from sharpwave.sampling.limiters import Gate, Limiter
@@ -27,9 +28,6 @@ from sharpwave.views.keeping import Keeping
 from sharpwave.views.replay import Replay
 from sharpwave.views.saved_view import SavedView, recovered
 from sharpwave.views.view import STEPS, View
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
 
 R = TypeVar("R", bound=Replay[Any])
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arrays import Floats, Int32s, Ints
-
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-    from sharpwave.native import core
-    from sharpwave.ragged import Ragged
-    from sharpwave.views.gather import Read, RowReader
-    from sharpwave.views.layout import Arrays, BatchTarget, Column
+from sharpwave.log.step_log import StepLog
+from sharpwave.native import core
+from sharpwave.ragged import Ragged
+from sharpwave.views.gather import Read, RowReader
+from sharpwave.views.layout import Arrays, BatchTarget, Column
 
 Batch_co = TypeVar("Batch_co", covariant=True)
 
