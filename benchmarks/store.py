@@ -129,14 +129,14 @@ def _sharpwave_tree(priorities: Any, errors: Any, rng: np.random.Generator) -> C
     from sharpwave.sampling.sum_tree import SumTree
 
     tree = SumTree(len(priorities))
-    tree.set(np.arange(len(priorities)), priorities**ALPHA)
+    tree.sums.set(np.arange(len(priorities)), priorities**ALPHA)
     uniforms, values, rest = (np.empty(DRAWN) for _ in range(3))
     drawn = np.empty(DRAWN, np.int64)
 
     def call() -> None:
         rng.random(out=uniforms)
-        tree.draw(uniforms, drawn, values, rest)
-        tree.set(drawn, errors**ALPHA)
+        tree.sums.draw(uniforms, drawn, values, rest)
+        tree.sums.set(drawn, errors**ALPHA)
 
     return call
 

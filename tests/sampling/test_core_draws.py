@@ -38,7 +38,7 @@ def test_an_item_of_probability_0_has_no_weight() -> None:
 def test_sums_of_a_tree_are_those_of_its_children(size: int, count: int, ascending: bool, seed: int) -> None:
     rng, tree = np.random.default_rng(seed), SumTree(size)
     leaves = rng.integers(0, size, count)
-    tree.set(np.sort(leaves) if ascending else leaves, rng.random(count))
+    tree.sums.set(np.sort(leaves) if ascending else leaves, rng.random(count))
     assert tree.sums.highest == (leaves.max() + 1 if count else 0)
     for below, above in zip(tree.starts[:0:-1].tolist(), tree.starts[-2::-1].tolist(), strict=True):
         end = tree.starts[tree.starts > below].min(initial=len(tree.nodes))
@@ -64,12 +64,12 @@ def test_counts_are_drawn_as_any_values(
     rng, tree, size = np.random.default_rng(seed), SumTree(groups), 100
     counts = np.where(rng.random(groups) < empty, 0, rng.integers(1, size + 1, groups)).astype(np.float64)
     counts[rng.integers(groups)] = 1.0
-    tree.set(np.arange(groups), counts)
+    tree.sums.set(np.arange(groups), counts)
     uniforms = np.full(n, np.nextafter(1, 0)) if at_the_end else rng.random(n)
     if in_any_order:  # as shards are told to draw
         core.stratify(rng.random(n), uniforms)
     leaves, values, rest = np.empty(n, np.int64), np.empty(n), np.empty(n)
-    tree.draw(uniforms, leaves, values, rest)
+    tree.sums.draw(uniforms, leaves, values, rest)
     items, probabilities, other = np.empty(n, np.int64), np.empty(n), np.empty(n)
     core.draw(core.Leaves(tree.sums, size, np.zeros(groups * size, np.uint8)), items, probabilities, other, uniforms)
     assert items.tolist() == (leaves * size + np.minimum(rest, values - 1).astype(np.int64)).tolist()

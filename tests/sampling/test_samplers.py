@@ -78,7 +78,7 @@ class NaiveTree:
 def drawn_from(tree: SumTree, uniforms: list[float]) -> tuple[Any, Any, Any]:
     n = len(uniforms)
     leaves, values, rest = np.empty(n, np.int64), np.empty(n), np.empty(n)
-    tree.draw(np.array(uniforms), leaves, values, rest)
+    tree.sums.draw(np.array(uniforms), leaves, values, rest)
     return leaves, values, rest
 
 
@@ -96,17 +96,17 @@ def test_sum_tree_is_a_list_that_is_added_up(data: st.DataObject) -> None:
             begin = data.draw(st.integers(0, size), "begin")
             end = data.draw(st.integers(begin, size), "end")
             value = float(data.draw(st.integers(0, 5), "value"))
-            tree.set_run(begin, end, value)
+            tree.sums.set_run(begin, end, value)
             naive.values[begin:end] = [value] * (end - begin)
         else:
             leaves = data.draw(st.lists(st.integers(0, size - 1), max_size=12), "leaves")
             values = [float(data.draw(st.integers(0, 1000), "value")) for _ in leaves]
-            tree.set(np.array(leaves, np.int64), np.array(values))
+            tree.sums.set(np.array(leaves, np.int64), np.array(values))
             for leaf, value in zip(leaves, values, strict=True):  # of repeated ones the last wins
                 naive.values[leaf] = value
-        assert tree.total == sum(naive.values)
+        assert tree.sums.total == sum(naive.values)
         np.testing.assert_array_equal(tree.get(np.arange(size)), naive.values)
-        if tree.total > 0:
+        if tree.sums.total > 0:
             uniforms = data.draw(st.lists(SIXTEENTHS, min_size=1, max_size=8).filter(lambda u: len(u) in (1, 2, 4, 8)))
             expected = naive.draw(uniforms)
             got, values_drawn, rest = drawn_from(tree, uniforms)
@@ -121,7 +121,7 @@ def test_sum_tree_is_a_list_that_is_added_up(data: st.DataObject) -> None:
 )
 def test_trap_14_no_rounding_draws_a_leaf_of_zero_or_one_that_is_not_there(values: list[float], seed: int) -> None:
     tree = SumTree(len(values) + 5)
-    tree.set(np.arange(len(values)), np.array(values))
+    tree.sums.set(np.arange(len(values)), np.array(values))
     highest = math.nextafter(1.0, 0.0)
     uniforms = [*np.random.default_rng(seed).random(20).tolist(), 0.0, highest, highest]
     for some in (uniforms, [0.0], [highest], [highest] * 7):
@@ -130,12 +130,12 @@ def test_trap_14_no_rounding_draws_a_leaf_of_zero_or_one_that_is_not_there(value
         assert (drawn > 0).all()
         assert drawn.tolist() == [values[leaf] for leaf in leaves]
         assert (rest >= 0).all() and (rest < drawn).all()
-    assert math.isclose(tree.total, math.fsum(values), rel_tol=1e-12)
+    assert math.isclose(tree.sums.total, math.fsum(values), rel_tol=1e-12)
 
 
 def test_trap_14_u_equal_to_the_total_is_the_last_positive_leaf() -> None:
     tree = SumTree(80)
-    tree.set(np.array([3, 70]), np.array([0.1, 0.2]))
+    tree.sums.set(np.array([3, 70]), np.array([0.1, 0.2]))
     leaves, _, rest = drawn_from(tree, [1.0])  # no generator gives 1.0, but (i + u) / n * total may round to the total
     assert leaves.tolist() == [70] and rest[0] < 0.2
 
@@ -143,11 +143,11 @@ def test_trap_14_u_equal_to_the_total_is_the_last_positive_leaf() -> None:
 def test_sums_do_not_drift() -> None:
     """A tree that adds differences keeps 1e17's rounding after 1e17 has gone."""
     tree = SumTree(1000)
-    tree.set_run(0, 1000, 0.1)
+    tree.sums.set_run(0, 1000, 0.1)
     for _ in range(50):
-        tree.set(np.array([500]), np.array([1e17]))
-        tree.set(np.array([500]), np.array([0.1]))
-    assert math.isclose(tree.total, 100.0, rel_tol=1e-13)
+        tree.sums.set(np.array([500]), np.array([1e17]))
+        tree.sums.set(np.array([500]), np.array([0.1]))
+    assert math.isclose(tree.sums.total, 100.0, rel_tol=1e-13)
 
 
 # how often

@@ -290,7 +290,7 @@ def test_steps_that_reach_into_an_evicted_segment_go_though_there_was_no_memory_
     ids = view.sampleable_ids()
     sampled = view.fetch(ids).action
     assert refusing._tree is not None
-    assert len(ids) == len(view) == refusing._tree.total > 300
+    assert len(ids) == len(view) == refusing._tree.sums.total > 300
     for _ in range(20):
         batch = view.sample(64)
         assert np.isin(batch.action, sampled).all()

@@ -89,7 +89,7 @@ def _audit_sampler(sampler: Any, count: int) -> None:
         for part in sampler._samplers:
             _audit_sampler(part, count)
     elif isinstance(sampler, sw.Uniform):
-        assert sampler._tree is not None and sampler._tree.total == count
+        assert sampler._tree is not None and sampler._tree.sums.total == count
     elif isinstance(sampler, sw.Prioritized):
         assert sampler._tree is not None and np.count_nonzero(sampler._tree.leaves) == count
     elif isinstance(sampler, sw.RankPrioritized):

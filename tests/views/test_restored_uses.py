@@ -89,7 +89,7 @@ def test_nothing_of_lost_open_steps_passes_to_those_after_them(
     items = replay.source.items
     for those, priority in ((late, 1.0), (found[~np.isin(found, late)], 0.01)):
         chances = items.sampler.probabilities(items.resolve(those)[0])
-        np.testing.assert_allclose(chances * items.sampler._tree.total, (priority + (priority < 1) * 1e-6) ** 0.6)
+        np.testing.assert_allclose(chances * items.sampler._tree.sums.total, (priority + (priority < 1) * 1e-6) ** 0.6)
     batches = replay.stream(10, lookahead=0)
     after = Counter(np.concatenate([next(batches).action for _ in range(2)]).tolist())
     while items.uses_left:

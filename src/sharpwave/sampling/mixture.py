@@ -58,16 +58,13 @@ class Mixture:
 
     @property
     def in_order(self) -> bool:
-        """Whether the order of insertions matters to any part."""
         return any(sampler.in_order for sampler in self._samplers)
 
     def bind(self, groups: int, group_size: int) -> None:
-        """Bind every part."""
         for sampler in self._samplers:
             sampler.bind(groups, group_size)
 
     def grow(self, groups: int) -> None:
-        """Grow every part."""
         for sampler in self._samplers:
             sampler.grow(groups)
 
@@ -79,12 +76,10 @@ class Mixture:
         self._inserted = 0
 
     def remove(self, group: int) -> None:
-        """Remove from every part."""
         for sampler in self._samplers:
             sampler.remove(group)
 
     def exclude(self, items: Ints) -> Callable[[], None]:
-        """Exclude from every part."""
         undos: list[Callable[[], None]] = []
 
         def undo() -> None:
@@ -126,7 +121,6 @@ class Mixture:
         return total
 
     def update(self, items: Ints, td_error: Floats) -> None:
-        """Update every part."""
         for sampler in self._samplers:
             sampler.update(items, td_error)
 
@@ -135,11 +129,9 @@ class Mixture:
         return {"parts": [[float(share), described(sampler)] for share, sampler in self.parts]}
 
     def state(self) -> dict[str, Any]:
-        """Return ``parts``: the state of each."""
         return {"parts": [sampler.state() for sampler in self._samplers]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore every part."""
         parts = state.get("parts")
         if not isinstance(parts, list) or len(parts) != len(self._samplers):
             raise ValueError(
@@ -150,5 +142,4 @@ class Mixture:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in use."""
         return sum(sampler.nbytes for sampler in self._samplers)

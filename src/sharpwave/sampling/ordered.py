@@ -153,7 +153,6 @@ class _InOrder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in use."""
         return 0 if self._order is None else 8 * (self._highest + 2 * min(self._highest, len(self._place)))
 
 
@@ -196,7 +195,6 @@ class Fifo(_InOrder):
         self._segments.discard(slot)
 
     def clear(self) -> None:
-        """Forget all segments."""
         self._segments.fill(np.zeros(0, np.int64))
 
     def order(self) -> dict[str, Any]:
@@ -210,7 +208,6 @@ class Fifo(_InOrder):
 
     @property
     def queue(self) -> core.SlotQueue:
-        """The segments held, for the core."""
         return self._segments
 
     def restore_order(self, order: dict[str, Any]) -> None:

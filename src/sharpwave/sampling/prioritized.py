@@ -11,13 +11,7 @@ import numpy as np
 from sharpwave.arguments import is_number
 from sharpwave.arrays import Bools, Floats, Ints
 from sharpwave.native import core
-from sharpwave.sampling.protocol import (
-    MAX_TD_ERROR,
-    check_exponents,
-    check_unbound,
-    checked_array,
-    extended,
-)
+from sharpwave.sampling.protocol import MAX_TD_ERROR, check_exponents, check_unbound, checked_array, extended
 from sharpwave.sampling.sum_tree import SumTree, TreeSampler
 
 MIN_EPS, MAX_EPS = 1e-100, 1e30
@@ -102,7 +96,6 @@ class Prioritized(TreeSampler):
         return True
 
     def tree(self) -> core.Leaves:
-        """Return the tree over items."""
         return self._leaves
 
     def probabilities(self, items: Ints) -> Floats:
@@ -152,7 +145,7 @@ class Prioritized(TreeSampler):
         there = self.present()
         before = np.zeros(len(self._bound.leaves))
         before[: len(values)] = values[: len(before)]
-        self._bound.set(there, np.where(before[there] > 0, before[there], largest**self.alpha))
+        self._bound.sums.set(there, np.where(before[there] > 0, before[there], largest**self.alpha))
         self.max_priority = largest
         if self.unstarted is not None:
             new = there[before[there] == 0]
@@ -165,7 +158,6 @@ class Prioritized(TreeSampler):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in use."""
         if self._tree is None:
             return 0
         return self._tree.nbytes + (0 if self.unstarted is None else self._tree.sums.highest)

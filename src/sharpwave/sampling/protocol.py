@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from sharpwave.arguments import is_number
 from sharpwave.arrays import Floats, Ints
-from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 
 MAX_TD_ERROR = float(np.finfo(np.float32).max)
@@ -55,6 +54,12 @@ class Sampler(Protocol):
     concern. A group's items are inserted in order, from the first on, and removed together; some may be
     excluded before. A sampler is constructed with its settings, and given its size by ``bind``.
     Arrays are C-contiguous.
+
+    Two further methods are optional. ``readmit(items) -> bool`` adds distinct excluded items, whose groups were not
+    removed since, which a stream has drawn ahead and not returned: at their old places where there is an order, else as
+    new ones; it returns whether it can. ``tree() -> core.Leaves`` returns the tree over groups or items by which the
+    core can make the draws, with those of other parts of a batch, to the same results. It stays the same until ``grow``
+    is called; over items the sampler has the attributes ``alpha``, ``eps`` and ``max_priority`` of ``Prioritized``.
 
     Attributes:
         beta: exponent of the importance weights if ``sample(beta=)`` gives none; 0: all weights are 1.
@@ -140,35 +145,14 @@ class DrawsByMass(Protocol):
         """
 
 
-class DrawsByTree(Protocol):
-    """Sampler whose draws the core can make, together with all other parts of a batch, to the same results.
-
-    A sampler whose tree is over items has the attributes ``alpha``, ``eps`` and ``max_priority`` of ``Prioritized``;
-    others have no priorities.
-    """
-
-    def tree(self) -> core.Leaves:
-        """Return the tree over groups, or over items. It stays the same until ``grow`` is called."""
-
-
-class Readmits(Protocol):
-    """Sampler that takes excluded items back, which a stream has drawn ahead and not returned."""
-
-    def readmit(self, items: Ints) -> bool:
-        """Add distinct excluded items, whose groups were not removed since; return whether the sampler can.
-
-        Samplers that keep an order restore the items' places, others count them as new.
-        """
-
-
 def draws_by_mass(sampler: Any) -> bool:
     """Return whether a sampler is a ``DrawsByMass``."""
     return hasattr(type(sampler), "draw_at") and hasattr(type(sampler), "mass")
 
 
 def draws_by_tree(sampler: Any) -> bool:
-    """Return whether a sampler is a ``DrawsByTree``: no class derived from the one with ``tree`` draws or changes items
-    in another way, as the core would not."""
+    """Return whether the core can draw for a sampler: no class derived from the one with ``tree`` draws or changes
+    items in another way."""
     kinds = type(sampler).__mro__
     own = next((k for k, kind in enumerate(kinds) if "tree" in vars(kind)), None)
     changes = {"draw", "insert", "update", "remove", "exclude"}

@@ -11,14 +11,7 @@ import numpy as np
 from sharpwave.arrays import Floats, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-from sharpwave.sampling.protocol import (
-    MAX_TD_ERROR,
-    Draw,
-    check_exponents,
-    check_unbound,
-    checked_array,
-    extended,
-)
+from sharpwave.sampling.protocol import MAX_TD_ERROR, Draw, check_exponents, check_unbound, checked_array, extended
 
 
 @dataclass
@@ -182,5 +175,4 @@ class RankPrioritized:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in use."""
         return 0 if self._heap is None else 24 * self._highest + self._mass.nbytes

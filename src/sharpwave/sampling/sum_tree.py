@@ -25,7 +25,7 @@ class SumTree:
     Memory: 9.2 bytes a leaf, and only for leaves below the highest one ever set (untouched pages stay uncommitted).
 
     Attributes:
-        sums: the core's tree, in this one's memory.
+        sums: the core's tree, in this one's memory: its ``total`` and draws, and changes of leaves.
     """
 
     def __init__(self, size: int) -> None:
@@ -43,39 +43,25 @@ class SumTree:
         self.sums = core.SumTree(self.nodes, self.starts)
 
     @property
-    def total(self) -> float:
-        """Sum of all leaves."""
-        return self.sums.total
-
-    @property
     def nbytes(self) -> int:
         """Bytes of memory in use (touched)."""
         inner = int(self.starts[-1])
         return 8 * (inner * self.sums.highest // max(1, self.size) + self.sums.highest) + self.starts.nbytes
 
-    def set(self, leaves: Ints, values: Floats) -> None:
-        """Set leaves; of repeated leaves the last wins. Cost: O(n log8 size)."""
-        self.sums.set(leaves, values)
-
     def swap(self, leaves: Ints, values: Floats) -> Callable[[], None]:
-        """Set distinct leaves like ``set``; return a function that undoes it, and takes no memory."""
+        """Set distinct leaves like ``sums.set``; return a function that undoes it, and takes no memory."""
         leaves, before = leaves.copy(), self.get(leaves)
         self.sums.set(leaves, values)
         return lambda: self.sums.set(leaves, before)
 
-    def set_run(self, begin: int, end: int, value: float) -> None:
-        """Set the leaves ``begin <= i < end`` to ``value``. Cost: O(end - begin + log8 size)."""
-        self.sums.set_run(begin, end, value)
-
     def get(self, leaves: Ints) -> Floats:
-        """Return the values of ``leaves``."""
         values: Floats = self.nodes[self.starts[-1] + leaves]
         return values
 
     def grown(self, size: int) -> SumTree:
         """Return a larger tree with the same values."""
         larger = SumTree(size)
-        larger.set(np.arange(self.sums.highest), self.leaves)
+        larger.sums.set(np.arange(self.sums.highest), self.leaves)
         return larger
 
     @property
@@ -96,17 +82,6 @@ class SumTree:
         sums: Floats = self.nodes[nodes].sum(axis=1)
         return sums
 
-    def draw(self, uniforms: Floats, leaves: Ints, values: Floats, rest: Floats) -> None:
-        """Draw one leaf from each of n equal ranges of the total (stratified), in leaf order.
-
-        Args:
-            uniforms: float64 [n] in [0, 1), one a range.
-            leaves, values, rest: [n], receive the drawn leaf, its value, and the point drawn inside it, in [0, value).
-
-        A leaf of value 0 is never drawn. The total must be positive. Cost: O(n log8 size).
-        """
-        self.sums.draw(uniforms, leaves, values, rest)
-
 
 class TreeSampler:
     """Base of samplers that draw in proportion to a sum tree, over items or over groups."""
@@ -124,8 +99,7 @@ class TreeSampler:
 
     @property
     def mass(self) -> float:
-        """Sum of the tree."""
-        return self._bound.total
+        return self._bound.sums.total
 
     def remove(self, group: int) -> None:
         """Remove a group's items. Cost: O(group_size + log8 leaves)."""

@@ -38,7 +38,6 @@ class Uniform(TreeSampler):
         self._tree, self._marks, self._leaves = tree, marks, leaves
 
     def tree(self) -> core.Leaves:
-        """Return the tree over groups."""
         return self._leaves
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
@@ -57,7 +56,6 @@ class Uniform(TreeSampler):
         return True
 
     def probabilities(self, items: Ints) -> Floats:
-        """Return 1/N for every item."""
         return np.full(len(items), 1.0 / self.mass)
 
     def update(self, items: Ints, td_error: Floats) -> None:
@@ -76,7 +74,6 @@ class Uniform(TreeSampler):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory in use."""
         if self._tree is None:
             return 0
         return self._tree.nbytes + (len(self._tree.leaves) * self._group_size if self._leaves.any_excluded else 0)
