@@ -18,7 +18,8 @@ ROOT = Path(sharpwave.__file__).parent
 
 # A module imports from its own room and from those on lines before it: arrows point one way.
 ROOMS = """
-arguments arrays errors escaping extras json_values nesting native showing teams
+arrays
+arguments errors escaping extras json_values nesting native showing teams
 codecs ragged
 field_values
 spec

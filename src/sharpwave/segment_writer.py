@@ -20,7 +20,7 @@ from sharpwave.native.interrupts import HANDLERS, InterruptLock
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.spec import Spec
-from sharpwave.validation import MAX_LANES, check_flag, checked_final, checked_rows
+from sharpwave.validation import MAX_LANES, GivenSteps, check_flag, checked_final, checked_rows
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,8 @@ class SegmentWriter:
         Raises:
             ValueError, TypeError, KeyError: an argument does not fit the spec; nothing was appended.
         """
-        numbers, (rows, flags, finals, nexts) = checked_rows(
-            self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
-        )
+        given = GivenSteps(obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
+        numbers, (rows, flags, finals, nexts) = checked_rows(self.spec, lanes, given)
         if len(numbers):
             if numbers.max() >= self._log.lanes:
                 raise ValueError(f"SegmentWriter: lane {numbers.max()}, expected lanes below {self._log.lanes}")

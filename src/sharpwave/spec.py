@@ -299,27 +299,18 @@ class Spec:
 
     def __init__(self, *, obs: Fields, action: Fields, **extra: Field) -> None:
         roots = {"obs": Structure("obs", obs), "action": Structure("action", action)}
-        fields: dict[str, Field] = {**roots["obs"].ends, **roots["action"].ends}
-        for name, field in extra.items():
-            if name in RESERVED:
-                raise ValueError(f"Spec: field {name!r} is always stored or computed when sampling; do not declare it")
-            root = name.split(".")[0]
-            if root == "obs" or name in fields or (root == "action" and not roots["action"].is_array):
-                kind = {"obs": "observation"}.get(root, root)
-                raise ValueError(f"Spec: field {name!r} would be taken for an {kind}; choose another name")
-            fields[name] = field
-        if len(fields) > MAX_FIELDS:
-            raise ValueError(f"Spec: {len(fields):,} fields, expected at most {MAX_FIELDS:,}; join some in one array")
+        declared = {**roots["obs"].ends, **roots["action"].ends}
+        fields = _joined(declared, extra, roots["action"].is_array)
         for name, field in fields.items():
             if not isinstance(field, Field):
                 raise TypeError(f"Spec: {name} is {field!r}, expected a sharpwave.Field")
             if field.stack is not None and name not in roots["obs"].ends:
                 raise ValueError(f"Spec: {name} has stack={field.stack}; only observations are stacked")
-            if field.every is not None and (name in roots["obs"].ends or name in roots["action"].ends):
+            if field.every is not None and name in declared:
                 raise ValueError(
                     f"Spec: {name} has every={field.every}; only fields beside obs and action may be sparse"
                 )
-            if field.shared and (name in roots["obs"].ends or name in roots["action"].ends):
+            if field.shared and name in declared:
                 raise ValueError(
                     f"Spec: {name} has shared=True; only fields beside obs and action may share values: declare it "
                     "beside them"
@@ -485,14 +476,9 @@ class Spec:
 
     def with_fields(self, further: Mapping[str, Field]) -> Spec:
         """Return a spec with further fields behind the others.  Raises: ValueError: of a name that is taken."""
-        for name in further:
-            root = name.split(".")[0]
-            if name in RESERVED or root == "obs" or name in self.fields or (root == "action" and not self.array_action):
-                raise ValueError(f"Spec: field {name!r}: the name is taken; choose another one")
-        if len(self.fields) + len(further) > MAX_FIELDS:
-            raise ValueError(f"Spec: {len(self.fields) + len(further):,} fields, expected at most {MAX_FIELDS:,}")
         made: Spec = object.__new__(Spec)
-        mine = {"fields": {**self.fields, **further}, "tuples": self.tuples, "_obs": self._obs, "_action": self._action}
+        fields = _joined(self.fields, further, self.array_action)
+        mine = {"fields": fields, "tuples": self.tuples, "_obs": self._obs, "_action": self._action}
         for name, value in mine.items():
             object.__setattr__(made, name, value)
         return made
@@ -512,13 +498,27 @@ class Spec:
         """Join arrays by flat field name into an observation; inverse of ``split_obs``."""
         return self._obs.join(arrays)
 
-    def split_action(self, action: Any, what: str = "action") -> dict[str, Any]:
+    def split_action(self, action: Any) -> dict[str, Any]:
         """Split an action into arrays by flat field name.  Raises: ValueError: naming the part that is wrong."""
-        return self._action.split(action, what)
+        return self._action.split(action, "action")
 
     def join_action(self, arrays: Mapping[str, Any]) -> Any:
         """Join arrays by flat field name into an action; inverse of ``split_action``."""
         return self._action.join(arrays)
+
+
+def _joined(fields: Mapping[str, Field], further: Mapping[str, Field], array_action: bool) -> dict[str, Field]:
+    """Return fields, and further ones behind them.  Raises: ValueError: of a name that is taken, or too many."""
+    for name in further:
+        if name in RESERVED:
+            raise ValueError(f"Spec: field {name!r} is always stored or computed when sampling; do not declare it")
+        root = name.split(".")[0]
+        if root == "obs" or name in fields or (root == "action" and not array_action):
+            kind = {"obs": "observation"}.get(root, root)
+            raise ValueError(f"Spec: field {name!r} would be taken for an {kind}; choose another name")
+    if (count := len(fields) + len(further)) > MAX_FIELDS:
+        raise ValueError(f"Spec: {count:,} fields, expected at most {MAX_FIELDS:,}; join some in one array")
+    return {**fields, **further}
 
 
 def _dict(what: str, value: Any) -> dict[str, Any]:

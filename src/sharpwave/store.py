@@ -34,15 +34,7 @@ from sharpwave.native.interrupts import InterruptLock
 from sharpwave.persistence.checkpoint import save
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, save_file
 from sharpwave.persistence.deletion import delete, free_deleted
-from sharpwave.persistence.lifetime import (
-    Life,
-    check_same,
-    close,
-    open_here,
-    remember,
-    was_left_in,
-    watch,
-)
+from sharpwave.persistence.lifetime import Life, check_same, close, open_here, remember, was_left_in, watch
 from sharpwave.persistence.opening import NO_STATE, Left, begin
 from sharpwave.persistence.settings import Settings
 from sharpwave.persistence.snapshot import flush
@@ -64,6 +56,7 @@ from sharpwave.showing import bar, byte_text, table, titled
 from sharpwave.spec import Field, Spec
 from sharpwave.store_stats import account
 from sharpwave.validation import (
+    GivenSteps,
     Missing,
     check_flag,
     check_missing,
@@ -98,11 +91,10 @@ from sharpwave.views.episodes import (
 from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.ids import Ids, Tag, check_tag, tag_of, tagged
 from sharpwave.views.replay import Replay, checked_errors, checked_ids, without_gradient
-from sharpwave.views.sequences import Sequences, Windows
+from sharpwave.views.sequences import Sequences, Windows, window_values
 from sharpwave.views.step_views import NStep, Transitions
 from sharpwave.views.store_views import Views
 from sharpwave.views.view import STEPS, View
-from sharpwave.views.window_values import window_values
 from sharpwave.writing import OTHERWISE, Writing
 
 if TYPE_CHECKING:
@@ -462,15 +454,11 @@ class Store:
                     if not isinstance(ids, int):
                         return ids
             del extra["action"]
+        given = GivenSteps(obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
         if np.ndim(reward) == 2:
-            whole = checked_block(
-                self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
-            )
-            block = block_of(*whole, self.spec.obs_names)
+            block = block_of(*checked_block(self.spec, lanes, given), self.spec.obs_names)
             return self._writing.block("extend", block, lambda: None, timeout)
-        numbers, steps = checked_rows(
-            self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
-        )
+        numbers, steps = checked_rows(self.spec, lanes, given)
         return self._writing.rows(numbers, *steps, timeout)
 
     def append(
@@ -501,7 +489,8 @@ class Store:
                         return id_
             del extra["action"]
         number = checked_lane("append", lane)
-        steps = checked_steps(self.spec, None, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
+        given = GivenSteps(obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
+        steps = checked_steps(self.spec, None, given)
         return int(self._writing.rows(number, *steps, timeout)[0])
 
     def add_episode(

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,19 @@ Missing = Literal["raise", "mask"]
 """Policies for requested items that are not held: a KeyError, or a marked place."""
 Steps = tuple[Rows, Bytes, Rows | None, Rows | None]
 """Result of ``checked_steps``."""
+
+
+class GivenSteps(NamedTuple):
+    """Steps as a caller gave them to ``Store.extend`` or ``Store.append``."""
+
+    obs: Any
+    action: Any
+    reward: npt.ArrayLike
+    terminated: npt.ArrayLike
+    truncated: npt.ArrayLike
+    final_obs: Any
+    next_obs: Any
+    extra: Mapping[str, npt.ArrayLike]
 
 
 def parse_bytes(size: int | str, name: str = "ram") -> int:
@@ -51,19 +64,9 @@ def checked_folder(name: str, path: Any) -> Path:
     return Path(found)
 
 
-def checked_steps(
-    spec: Spec,
-    count: int | None,
-    obs: Any,
-    action: Any,
-    reward: npt.ArrayLike,
-    terminated: npt.ArrayLike,
-    truncated: npt.ArrayLike,
-    final_obs: Any,
-    next_obs: Any,
-    extra: Mapping[str, npt.ArrayLike],
-) -> Steps:
+def checked_steps(spec: Spec, count: int | None, steps: GivenSteps) -> Steps:
     """Return rows by field, flags uint8 [n], final and next observations by field. ``count`` ``None``: one step."""
+    obs, action, reward, terminated, truncated, final_obs, next_obs, extra = steps
     rows = {name: spec.fields[name].rows(name, value, count) for name, value in spec.split_obs(obs).items()}
     given = step_values(spec, action, extra)
     for name, value in given.items():
@@ -92,39 +95,18 @@ def _observations(spec: Spec, which: str, obs: Any, count: int | None) -> Rows:
     return {name: spec.fields[name].rows(f"{which}_{name}", value, count) for name, value in split.items()}
 
 
-def checked_rows(
-    spec: Spec,
-    lanes: npt.ArrayLike | None,
-    obs: Any,
-    action: Any,
-    reward: npt.ArrayLike,
-    terminated: npt.ArrayLike,
-    truncated: npt.ArrayLike,
-    final_obs: Any,
-    next_obs: Any,
-    extra: Mapping[str, npt.ArrayLike],
-) -> tuple[Ints, Steps]:
+def checked_rows(spec: Spec, lanes: npt.ArrayLike | None, steps: GivenSteps) -> tuple[Ints, Steps]:
     """Return lane numbers int64 [rows], and ``checked_steps`` of one step for each lane."""
+    obs = steps.obs
     count = _count(spec, spec.obs_names[0], obs if spec.array_obs else next(iter(spec.split_obs(obs).values())))
-    numbers = lane_numbers(lanes, count)
-    steps = checked_steps(spec, count, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
-    return numbers, steps
+    return lane_numbers(lanes, count), checked_steps(spec, count, steps)
 
 
 def checked_block(
-    spec: Spec,
-    lanes: npt.ArrayLike | None,
-    obs: Any,
-    action: npt.ArrayLike,
-    reward: npt.ArrayLike,
-    terminated: npt.ArrayLike,
-    truncated: npt.ArrayLike,
-    final_obs: Any,
-    next_obs: Any,
-    extra: Mapping[str, npt.ArrayLike],
+    spec: Spec, lanes: npt.ArrayLike | None, steps: GivenSteps
 ) -> tuple[Ints, int, Rows, Bytes, Rows | None, Rows | None]:
     """Return lane numbers int64 [N], T, and ``checked_steps`` of T * N steps, time by time, from arrays [T, N, ...]."""
-    times, count = np.shape(reward)
+    times, count = np.shape(steps.reward)
 
     def merged(name: str, value: Any, what: str = "") -> Any:
         if name in spec.ragged_names:
@@ -145,19 +127,17 @@ def checked_block(
         return spec.join_obs({name: merged(name, one, what + name[3:]) for name, one in split})
 
     numbers = lane_numbers(lanes, count)
-    steps = checked_steps(
-        spec,
-        times * count,
-        observed("obs", obs),
-        spec.join_action({name: merged(name, one) for name, one in spec.split_action(action).items()}),
-        merged("reward", reward),
-        merged("terminated", terminated),
-        merged("truncated", truncated),
-        observed("final_obs", final_obs),
-        observed("next_obs", next_obs),
-        {name: merged(name, value) for name, value in extra.items()},
+    flat = GivenSteps(
+        observed("obs", steps.obs),
+        spec.join_action({name: merged(name, one) for name, one in spec.split_action(steps.action).items()}),
+        merged("reward", steps.reward),
+        merged("terminated", steps.terminated),
+        merged("truncated", steps.truncated),
+        observed("final_obs", steps.final_obs),
+        observed("next_obs", steps.next_obs),
+        {name: merged(name, value) for name, value in steps.extra.items()},
     )
-    return numbers, times, *steps
+    return numbers, times, *checked_steps(spec, times * count, flat)
 
 
 def _rows_of_block(name: str, value: Any, times: int, count: int) -> Sequence[Any]:

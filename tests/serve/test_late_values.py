@@ -625,7 +625,7 @@ def test_a_blend_of_windows_has_columns_where_they_have_steps(kind: Kind, tmp_pa
     ("call", "said"),
     [
         (lambda c, b: c.add_column("a.b", COLUMNS["label"]), "without a dot"),
-        (lambda c, b: c.add_column("reward", COLUMNS["label"]), "name is taken"),
+        (lambda c, b: c.add_column("reward", COLUMNS["label"]), "always stored"),
         (lambda c, b: c.add_column("x", COLUMNS["label"]), r"'x': it is float32 \[2\] here, expected int8 \[\]"),
         (lambda c, b: c.write_column("y", b, np.zeros(8)), "no column 'y' was added; there are 'x'"),
         (lambda c, b: c.write_column("x", b, np.zeros(8)), r"got shape \(8,\) float64, expected \(8, 2\)"),

@@ -318,7 +318,7 @@ def test_an_error_names_the_episode_and_leaves_those_before() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda s: s.add_column("reward", KINDS["label"]), "name is taken"),
+        (lambda s: s.add_column("reward", KINDS["label"]), "always stored"),
         (lambda s: s.add_column("obs", KINDS["label"]), "there is a field 'obs'"),
         (lambda s: s.add_column("a.b", KINDS["label"]), "without a dot"),
         (lambda s: s.add_column("", KINDS["label"]), "1 to 100 printable"),

@@ -26,8 +26,8 @@ from sharpwave.spec import Field, Spec
 from sharpwave.views.cutting import CutReader, RowCutter
 from sharpwave.views.gather import Read, RowReader
 from sharpwave.views.layout import BatchTarget
-from sharpwave.views.step_views import AFTER
-from sharpwave.views.view import DividedView, View
+from sharpwave.views.step_views import AFTER, StepView
+from sharpwave.views.view import View
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -223,7 +223,7 @@ def read_into(
         WireError: the message does not hold the items.
         UnknownCodecError: its rows use a codec that is not registered here.
     """
-    parts, divided = message.parts, cast("DividedView[Any]", view)
+    parts, divided = message.parts, cast("StepView[Any]", view)
     try:
         target.ids[:] = array_in(parts, "ids", np.int64, len(target.ids))
         chances = target.draw.probabilities

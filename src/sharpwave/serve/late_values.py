@@ -28,7 +28,7 @@ from sharpwave.views.ids import Tag
 from sharpwave.views.late_rows import LateRows
 from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import without_gradient
-from sharpwave.views.window_values import window_values
+from sharpwave.views.sequences import window_values
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]

@@ -256,7 +256,7 @@ class BatchSource:
 
         Returns a function that undoes the resampling while the lock is still held. An error leaves nothing resampled.
         """
-        draw, undo = target.draw, _nothing
+        draw, undo = target.draw, lambda: None
         while True:
             self.items.follow()
             _, there = self.items.resolve(drawn.ids, draw.items)
@@ -413,7 +413,6 @@ class BatchSource:
     # memory
 
     def layout(self, batch_size: int) -> BatchLayout:
-        """Return the layout of a batch's memory."""
         return BatchLayout(self.view.columns(), self.view.scratch_rows, batch_size)
 
     def lend(self, batch_size: int) -> BatchTarget:
@@ -445,7 +444,3 @@ class BatchSource:
     def batch_bytes(self) -> int:
         """Bytes of the largest recent batch."""
         return max((sum(layout.sizes) for layout in self.layouts.values()), default=0)
-
-
-def _nothing() -> None:
-    """Undo nothing."""

@@ -106,11 +106,6 @@ class Judge:
             found.append(end)
         return found
 
-    def keep_matching(self, items: Ints) -> Ints:
-        """Return those of ``items`` that match."""
-        matching: Ints = items[self.judged[items] == MATCHES]
-        return matching
-
     def grow(self, items: int) -> None:
         """Enlarge for ``items`` items.  Raises: MemoryError."""
         self.judged = extended(self.judged, items)

@@ -22,7 +22,7 @@ from sharpwave.native import core
 from sharpwave.spec import Field
 from sharpwave.views.gather import PIECE_ROWS, FieldColumn, FieldReader, LogArrays, Read, RowReader
 from sharpwave.views.layout import BatchTarget
-from sharpwave.views.view import DividedView
+from sharpwave.views.step_views import StepView
 
 FIRST_ROOM = 1 << 16
 ALIGNMENT = 8
@@ -112,7 +112,7 @@ class RowCutter:
         self._memory |= {name: column.memory for name, column in self.columns.items()}
         self.columns, self.shared, self._places = {}, set(), []
 
-    def add(self, view: DividedView[Any], target: BatchTarget, begin: int) -> None:
+    def add(self, view: StepView[Any], target: BatchTarget, begin: int) -> None:
         """Cut the rows of ``target``, which begins with the batch's item ``begin``; fill its other columns.
 
         Raises:
@@ -203,7 +203,6 @@ class CutReader(RowReader):
         return self._counts
 
     def column(self) -> FieldColumn:
-        """Return the windows as columns."""
         return FieldColumn(
             self._memory,
             self._offset,

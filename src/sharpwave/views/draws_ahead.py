@@ -40,7 +40,6 @@ class Drawn:
 
     @property
     def arrays(self) -> dict[str, Any]:
-        """Its arrays by name."""
         found = {name: getattr(self, name) for name in ARRAYS}
         return {name: array for name, array in found.items() if array is not None}
 

@@ -190,14 +190,12 @@ class EpisodeReader:
         return slots, rows
 
     def flags(self, first: int, count: int) -> Bytes:
-        """Return the flags of steps."""
         with self.lock:
             slots, rows = self._locate(first, count)
             found: Bytes = self.log.arena.memory[self.log.index.offset[FLAGS, slots] + rows]
             return found
 
     def rewards(self, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Return the rewards of steps, float32 [count]."""
         with self.lock:
             slots, rows = self._locate(first, count)
             found: npt.NDArray[np.float32] = self.log.arena.floats[(self.log.index.offset[REWARD, slots] >> 2) + rows]

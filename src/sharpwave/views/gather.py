@@ -376,12 +376,12 @@ class RaggedReader(FieldReader):
         return True
 
 
-class SharedReader(FieldReader):
-    """Reader of a shared field's values in memory; as ``RaggedReader``, whose rows are keys."""
+class SharedReader(RaggedReader):
+    """Reader of a shared field's values in memory, whose rows are keys."""
 
     def __init__(self, log: StepLog, number: int, field: Field) -> None:
-        super().__init__(log.index, log.arena, number, "rows", log.tables[number], field.column)
-        self._log, self._of_values = log, field
+        super().__init__(log, number, field.column)
+        self._of_values = field
 
     def decode(self, read: Read, out: Bytes) -> None:
         if read.pieces is None:
@@ -403,12 +403,7 @@ class SharedReader(FieldReader):
         which, contents = self._contents(np.repeat(slot, length), keys[places])
         out[places] = _stacked(contents, out.shape[-1])[which]
 
-    def lend(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """Return uninitialized memory of batches.  Raises: MemoryError: ``ram`` has no room for it."""
-        return self._log.batches.lend_more(shape, dtype)
-
     def take(self, slot: Ints, row: Ints) -> tuple[npt.NDArray[Any], Ints]:
-        """Return the values of steps as ``RaggedReader.take`` does.  Raises: UndecodableError, MemoryError."""
         field, keys = self._of_values, np.empty((len(slot), 1, KEY_BYTES), np.uint8)
         super().read(slot, row, row, keys)
         which, contents = self._contents(slot, keys[:, 0])

@@ -141,7 +141,6 @@ class Hindsight(NStep):
 
     @property
     def waits_for(self) -> str:
-        """Condition on which a step can be sampled."""
         return "a step can be sampled with relabel= once its episode has ended"
 
     def settings(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from sharpwave.sampling.protocol import Draw, Sampler, draws_by_tree, extended
 from sharpwave.views.conditions import MATCHES, REFUSED, UNJUDGED, Judge
 from sharpwave.views.gather import LogArrays
 from sharpwave.views.starting import Starts
-from sharpwave.views.view import MAX_RUNS, View
+from sharpwave.views.view import MAX_RUNS, View, items_of
 
 Undo = Callable[[], None]
 NO_ITEMS = np.empty(0, np.int64)
@@ -107,7 +107,7 @@ class Items(core.Items):
             held = np.stack([groups, np.maximum(begins, gone), ends])
             starts = [(one, *self.starts.errors(one, held)) for one in self.starts.at_once]
         lost = (
-            _items_of(np.stack([groups, begins, np.maximum(begins, gone)]), self._log.stride)
+            items_of(np.stack([groups, begins, np.maximum(begins, gone)]), self._log.stride)
             if (gone > begins).any()
             else None
         )
@@ -147,7 +147,7 @@ class Items(core.Items):
             for slot, begin, end in runs.T.tolist():
                 self.judge.judged[slot * stride + begin : slot * stride + end] = MATCHES
             return NO_ITEMS
-        items = _items_of(runs, self._log.stride)
+        items = items_of(runs, self._log.stride)
         self.judge.judge(items)
         refused: Ints = items[self.judge.judged[items] == REFUSED]
         return refused
@@ -158,12 +158,12 @@ class Items(core.Items):
         if self.judge is None or slots is None:
             slots = np.arange(len(self.spans))
         slots = slots[self.spans[slots, 1] > 0]
-        items = _items_of(np.stack([slots, *self.spans[slots].T.astype(np.int64)]), stride)
+        items = items_of(np.stack([slots, *self.spans[slots].T.astype(np.int64)]), stride)
         if self.judge is None:
             judge = Judge(self._log, None, self._view)
             judge.judged[items] = MATCHES
             if self.found is not None:  # they are judged when they are inserted
-                judge.judged[_items_of(self.found, stride)] = UNJUDGED
+                judge.judged[items_of(self.found, stride)] = UNJUDGED
             self.sampling = self._bound = None
             self.unbind()
             self.judge = judge
@@ -180,11 +180,7 @@ class Items(core.Items):
         return left if self.judge is None else left & (self.judge.judged[items] == MATCHES)
 
     def restore(
-        self,
-        generation: Ints,
-        given: Int32s | None,
-        state: dict[str, Any],
-        judged: Bytes | None = None,
+        self, generation: Ints, given: Int32s | None, state: dict[str, Any], judged: Bytes | None = None
     ) -> None:
         """Restore a checkpoint, before anything was followed.
 
@@ -205,7 +201,7 @@ class Items(core.Items):
         before[: len(generation)] = generation[: len(before)]
         old = self._log.index.generation[runs[0]] == before[runs[0]]
         if self.judge is not None and judged is not None:
-            items = _items_of(runs[:, old], self._log.stride)
+            items = items_of(runs[:, old], self._log.stride)
             items = items[items < len(judged)]
             self.judge.judged[items] = judged[items]
         try:
@@ -213,7 +209,7 @@ class Items(core.Items):
                 self._insert(runs[:, old], started=False)
             if self.uses is not None and given is not None:
                 held = np.stack([runs[0], np.maximum(runs[1], self.spans[runs[0], 0]), runs[2]])[:, old]
-                items = _items_of(held, self._log.stride)  # without lost items
+                items = items_of(held, self._log.stride)  # without lost items
                 used_up = self.uses.restore(given, items[self.remaining(items)])
                 if len(used_up):
                     self.sampler.exclude(used_up)
@@ -320,7 +316,6 @@ class Items(core.Items):
         core.importance_weights(draw.probabilities, beta, draw.weights)
 
     def write_ids(self, items: Ints, ids: Ints) -> None:
-        """Write the ids of ``items`` [n] into ``ids`` [n]."""
         core.write_ids(items, self._log.index.generation, self._log.stride, ids)
 
     def resolve(self, ids: Ints, items: Ints | None = None) -> tuple[Ints, Bools]:
@@ -334,7 +329,7 @@ class Items(core.Items):
     def ids(self) -> Ints:
         """Return the ids of all items that can be sampled: int64 [count], in no particular order."""
         groups = np.flatnonzero(self.spans[:, 1])
-        items = _items_of(np.stack([groups, *self.spans[groups].T.astype(np.int64)]), self._log.stride)
+        items = items_of(np.stack([groups, *self.spans[groups].T.astype(np.int64)]), self._log.stride)
         items = items[self.remaining(items)]
         self.write_ids(items, ids := np.empty(len(items), np.int64))
         return ids
@@ -369,11 +364,8 @@ class Items(core.Items):
         Returns the priorities of slots that have no items: 0 where all steps were deleted.
         """
         assert self.judge is not None
-        late, stride, places = (
-            self._log.late,
-            self._log.stride,
-            dict(zip(slots.tolist(), range(len(slots)), strict=True)),
-        )
+        late, stride = self._log.late, self._log.stride
+        places = dict(zip(slots.tolist(), range(len(slots)), strict=True))
         empty = np.full(len(slots), np.inf)
         for slot in late.marked & places.keys():
             place, (begin, end), rows = places[slot], self.spans[slot].tolist(), int(self._log.index.rows[slot])
@@ -406,7 +398,7 @@ class Items(core.Items):
             return
         self._drop(slot, evicted)
         lost = self._view.lose(slot, self.spans)  # which reports an item once
-        self.losing.append(lost if self.judge is None else self.judge.keep_matching(lost))
+        self.losing.append(lost if self.judge is None else lost[self.judge.judged[lost] == MATCHES])
         self._exclude_lost(slot)
 
     def _exclude_lost(self, evicted: int = -1) -> None:
@@ -583,20 +575,7 @@ def own_generator(inherited: np.random.Generator) -> np.random.Generator:
     seeds torch.
     """
     state = inherited.integers(1 << 32, size=8, dtype=np.uint64).tolist()  # of this process's copy
-    return np.random.default_rng(np.random.SeedSequence([*state, *_worker()], spawn_key=path()))
-
-
-def _worker() -> tuple[int, ...]:
-    """Return the number and seed of this DataLoader worker; empty in other processes.
-
-    A worker learns them after the fork, so fork hooks run too early for this.
-    """
-    worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
-    worker = None if worker_info is None else worker_info()
-    return () if worker is None else (int(worker.id), int(worker.seed))
-
-
-def _items_of(runs: Ints, stride: int) -> Ints:
-    """Return all items of ``runs`` [3, n]."""
-    parts = [np.arange(slot * stride + begin, slot * stride + end) for slot, begin, end in runs.T.tolist()]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", lambda: None)
+    worker = worker_info()  # which it learns after the fork, so fork hooks run too early for this
+    numbers = [] if worker is None else [int(worker.id), int(worker.seed)]
+    return np.random.default_rng(np.random.SeedSequence([*state, *numbers], spawn_key=path()))

@@ -126,8 +126,8 @@ class BatchTarget:
         columns = {name: array[some] for name, array in self.columns.items()}
         scratch = np.empty((len(self.rows), end - begin), np.int64)
         draw, ids = self.draw.part(begin, end), self.ids[some]
-        memory = self.cutter, self.begin + begin, self.blocks, self.filling, self.grow, self.late, self.ragged
-        return BatchTarget(self.batch, draw, ids, columns, scratch, list(scratch), *memory)
+        rows, begin = list(scratch), self.begin + begin
+        return dataclasses.replace(self, draw=draw, ids=ids, columns=columns, scratch=scratch, rows=rows, begin=begin)
 
     def own_batch(self) -> Any:
         """Return the batch of its items alone."""
@@ -278,19 +278,9 @@ class BatchLayout:
         else:
             made = self.batches.over(roots)
             batch = made if self._places else view.batch(made | rows if rows else made)
+        blocks, (*_, scratch, scratch_rows) = [block for block, _ in lent], self._work
         return BatchTarget(
-            batch,
-            draw,
-            ids,
-            columns,
-            *self._work[2:],
-            None,
-            0,
-            [block for block, _ in lent],
-            self.filling,
-            None,
-            None,
-            rows,
+            batch, draw, ids, columns, scratch, scratch_rows, blocks=blocks, filling=self.filling, ragged=rows
         )
 
     def _fill_at_once(

@@ -174,7 +174,6 @@ class Pace:
             )
 
     def can_draw(self, count: int) -> bool:
-        """Return whether ``count`` items can be drawn without waiting."""
         return self.sample_waits(count) is None and self._items.enough(count)
 
 

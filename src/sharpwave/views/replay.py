@@ -12,19 +12,17 @@ from sharpwave.arguments import as_array, is_integer, is_number
 from sharpwave.arrays import Floats, Ints
 from sharpwave.errors import not_to_be_copied
 from sharpwave.log.late_columns import WRITTEN
-from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
-from sharpwave.sampling.limiters import Gate, Limiter, check_timeout
+from sharpwave.native.interrupts import InterruptLock
+from sharpwave.sampling.limiters import Limiter, check_timeout
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
 from sharpwave.showing import table, titled
 from sharpwave.spec import Spec
 from sharpwave.validation import Missing, check_missing
 from sharpwave.views.batch import Draws
 from sharpwave.views.batch_source import BatchSource
-from sharpwave.views.conditions import Judge
 from sharpwave.views.ids import Tag, check_tag, tagged
 from sharpwave.views.streams import Stream
-from sharpwave.views.view import View
 from sharpwave.views.view_parts import Parts
 
 B = TypeVar("B")
@@ -39,10 +37,7 @@ class Replay(Generic[B]):
     """Replay of a store's items, which a ``.view.View`` defines. Made by ``sharpwave.Store.view``.
 
     Args:
-        log: the store's log; ``lock`` guards it; ``gate``: where batches wait for steps.
-        max_times_sampled: limit of the times that an item is sampled; ``None``: none.
-        limiter: bounds samples against inserts; ``None``: nothing waits.
-        judge: of items by its condition; ``None``: there is none.
+        life: of the store, which lives as long as this view.
 
     Attributes:
         name: its name in a checkpoint.
@@ -53,25 +48,10 @@ class Replay(Generic[B]):
 
     remote: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        log: StepLog,
-        lock: Any,
-        gate: Gate,
-        view: View[B],
-        *,
-        name: str,
-        sampler: Sampler,
-        seed: Any,
-        max_times_sampled: int | None,
-        limiter: Limiter | None,
-        judge: Judge | None = None,
-    ) -> None:
-        self.name, self.view = name, view
-        self.source = BatchSource(log, gate, view, sampler, seed, max_times_sampled, limiter, judge)
-        self._log, self.lock, self._items = log, lock, self.source.items
-        self._changing = lock.interruptible if self.source.complete is None else lock.unsettled
-        self.life: object = None  # the store's, which lives as long as this view
+    def __init__(self, name: str, source: BatchSource, lock: InterruptLock, life: object) -> None:
+        self.name, self.view, self.source = name, source.view, source
+        self._log, self.lock, self._items, self._life = source.log, lock, source.items, life
+        self._changing = lock.interruptible if source.complete is None else lock.unsettled
 
     @property
     def sampler(self) -> Sampler:

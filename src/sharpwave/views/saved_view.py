@@ -45,16 +45,14 @@ class SavedView:
         """Return a view's state, as copies, by its source; items that it has not found yet are new."""
         source.unused.forget_dropped()  # first, as this changes the state
         items, index = source.items, log.index
-        used = slice(0, index.highest)
+        used, leaves, judge = slice(0, index.highest), index.highest * log.stride, items.judge
         state = {
             "settings": source.settings,
             "sampler": described(items.sampler),
             "max_times_sampled": source.pace.max_times_sampled,
             "remembered": items.sampler.state(),
-            "uses": None if items.uses is None else items.uses.given(index.highest * log.stride),
-            "judged": None
-            if items.judge is None or items.judge.condition is None
-            else items.judge.judged[: index.highest * log.stride].copy(),
+            "uses": None if items.uses is None else items.uses.given(leaves),
+            "judged": judge.judged[:leaves].copy() if judge is not None and judge.condition is not None else None,
             "rng": dict(source.items.rng.bit_generator.state),
             "samples": items.samples,
             "inserts": 0,
@@ -78,11 +76,8 @@ class SavedView:
                 raise ValueError(f"{what}: {type(state[name]).__name__}, expected a dict")
         rng = np.random.default_rng(0)
         rng.bit_generator.state = state["rng"]
-        checked_state = {
-            "settings": state["settings"],
-            "sampler": state["sampler"],
-            "max_times_sampled": state["max_times_sampled"],
-            "remembered": state["remembered"],
+        given = {name: state[name] for name in ("settings", "sampler", "max_times_sampled", "remembered")}
+        checked_state = given | {
             "uses": None if state["max_times_sampled"] is None else checked_array(state, "uses", np.int32),
             "judged": judged,
             "rng": dict(rng.bit_generator.state),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.arguments import is_integer, is_number
+from sharpwave.arguments import as_array, is_integer, is_number
 from sharpwave.arrays import Floats, Int32s, Ints
 from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
@@ -19,9 +19,9 @@ from sharpwave.views import gather
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.gather import PIECE_ROWS, Read, RowReader
 from sharpwave.views.layout import Arrays, BatchTarget, Column
-from sharpwave.views.replay import Replay
+from sharpwave.views.replay import Replay, on_host
 from sharpwave.views.step_views import STEP, StepView, empty_rows, numbers
-from sharpwave.views.view import MAX_RUNS, fills_at_once
+from sharpwave.views.view import MAX_RUNS, fills_at_once, items_of
 
 MAX_COLUMNS = 1_000_000
 """Columns of a window, the observations behind its last step included."""
@@ -90,7 +90,6 @@ class Windows(StepView[SequenceBatch]):
 
     @property
     def waits_for(self) -> str:
-        """Condition on which a window can be sampled."""
         return (
             f"a window can be sampled once its episode has ended or {self.length + self.n_step} steps from its first "
             "trained one on were appended to its lane"
@@ -153,7 +152,7 @@ class Windows(StepView[SequenceBatch]):
         if not self.expected:
             return None
         group, following, rows = self._log.stride, self._log.index.next, self._log.index.rows
-        items = np.concatenate([np.arange(begin, end) + slot * group for slot, begin, end in runs.T.tolist()])
+        items = items_of(runs, group)
         begins, counts = self._trained(items)
         known, errors = [], []
         for item, begin, left in zip(items.tolist(), begins.tolist(), counts.tolist(), strict=True):
@@ -319,7 +318,6 @@ class Windows(StepView[SequenceBatch]):
             self._runs = np.empty((core.RUN_ROWS, 2 * count), np.int64)
 
     def batch(self, arrays: Arrays) -> SequenceBatch:
-        """Return a ``SequenceBatch``."""
         spec = self._spec
         return SequenceBatch(
             obs=self.joined(spec.join_obs, spec.obs_names, arrays, VALUE),
@@ -334,3 +332,30 @@ class Sequences(Replay[SequenceBatch]):
     """A store's windows of steps, sampled. Made by ``sharpwave.Store.sequences``; ``view`` has its settings."""
 
     view: Windows
+
+
+def window_values(
+    name: str, field: Field, batch: SequenceBatch, given: Any
+) -> tuple[Ints, Ints, npt.NDArray[Any], Ints]:
+    """Return the lanes and numbers of the real steps of windows, their values, and each one's window.
+
+    Args:
+        given: [B, T, *shape], or of trained steps alone [B, length, *shape], of a ``field``.
+
+    Raises: ValueError, TypeError: values that do not fit.
+    """
+    if batch.source is not None:
+        raise ValueError("write_column: this batch is of a blend, whose items are of several views; pass one view's")
+    values, mask, begin = as_array(name, given), on_host(batch.mask), 0
+    size, columns = mask.shape
+    if values.shape[:2] == (size, columns - batch.burn_in):
+        begin = batch.burn_in
+    elif values.shape[:2] != (size, columns):
+        raise ValueError(
+            f"{name}: got shape {values.shape} {values.dtype}, expected {(size, columns, *field.shape)} {field.dtype}, "
+            f"or of trained steps alone {(size, columns - batch.burn_in, *field.shape)}"
+        )
+    window, column = np.nonzero(mask[:, begin:])
+    lanes, trained = on_host(batch.lane)[window], on_host(batch.step)[window]
+    rows = field.rows(name, values[window, column], len(window))
+    return lanes, trained + column + (begin - batch.burn_in), rows, window

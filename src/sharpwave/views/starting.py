@@ -17,7 +17,7 @@ from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
 from sharpwave.spec import Field, Spec
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.steps import Steps
-from sharpwave.views.view import View
+from sharpwave.views.view import View, items_of
 
 REWARD = "reward"
 
@@ -72,10 +72,8 @@ class Starts:
 
         Raises: MemoryError: no room to read a segment.
         """
-        stride, expected = self._log.stride, self._view.expected  # type: ignore[attr-defined]
-        parts = [np.arange(slot * stride + begin, slot * stride + end) for slot, begin, end in runs.T.tolist()]
-        items = np.concatenate([np.empty(0, np.int64), *parts])
-        known, given = None, dict(expected)
+        expected = self._view.expected  # type: ignore[attr-defined]
+        items, known, given = items_of(runs, self._log.stride), None, dict(expected)
         assert sampler.by is not None
         if len(items):
             expected.clear()

@@ -18,10 +18,10 @@ from sharpwave.ragged import Ragged
 from sharpwave.spec import Field, Spec
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
-from sharpwave.views.gather import LogArrays, Read
+from sharpwave.views.gather import LogArrays, Read, RowReader
 from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.replay import Replay
-from sharpwave.views.view import MAX_RUNS, DividedView, View, fills_at_once
+from sharpwave.views.view import MAX_RUNS, View, fills_at_once
 
 B = TypeVar("B")
 
@@ -50,10 +50,13 @@ NUMBERS = {
 names."""
 
 
-class StepView(DividedView[B], Generic[B]):
+class StepView(View[B], Generic[B]):
     """View whose items the core finds among a log's known steps.
 
+    Its ``fill`` has two steps, for shards: ``locate`` runs in the shard, ``decode`` in the learner.
+
     Attributes:
+        decode_rows: rows of ``BatchTarget.scratch`` that ``decode`` reads, the first ones.
         foresees: the ``next_obs`` of a lane's last step makes it known before any later step is appended.
         wanted: flat names of the fields that batches have; ``None``: all.
         known: finder of the steps. ``runs``: int64 [3, MAX_RUNS]; it finds the first ones.
@@ -63,6 +66,7 @@ class StepView(DividedView[B], Generic[B]):
     """
 
     places_arrays = True
+    decode_rows: int = 0
     ragged: tuple[str, ...] = ()
     wanted: frozenset[str] | None = None
     late: bool = True
@@ -118,7 +122,6 @@ class StepView(DividedView[B], Generic[B]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
         noted = sum(errors.nbytes + ARRAY_BYTES for errors in self.expected.values())
         return 4 * self.known.lanes + self.runs.nbytes + noted
 
@@ -155,6 +158,15 @@ class StepView(DividedView[B], Generic[B]):
         reads, readers = self.locate(target), self._arrays.readers()
         self.decode(target, reads, [readers[read.field] for read in reads])
         self.fill_apart(target)
+
+    def locate(self, target: BatchTarget) -> list[Read]:
+        """Fill the columns of flags and rewards, and return the rows to decode for the others."""
+        raise NotImplementedError
+
+    def decode(self, target: BatchTarget, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:
+        """Decode some of the ``reads`` of ``locate``, each with a reader of its own, into the columns."""
+        for read, reader in zip(reads, readers, strict=True):
+            reader.decode(read, target.columns[read.column])
 
     def places(self, target: BatchTarget, part: str = STEP) -> tuple[Ints, Ints, Ints | None, int]:
         """Return where rows that are in no column are, after ``locate``: their slots and their rows there [n], the rows
@@ -241,7 +253,6 @@ class NStep(StepView[Batch]):
 
     @property
     def waits_for(self) -> str:
-        """Condition on which a step can be sampled."""
         return f"a step can be sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
 
     def settings(self) -> dict[str, Any]:
@@ -363,7 +374,6 @@ class NStep(StepView[Batch]):
         return self._arrays.current(), [readers[number].arrays for _, number, _ in self._windows], self._endings
 
     def batch(self, arrays: Arrays) -> Batch:
-        """Return a ``Batch``."""
         spec, after = self._spec, "" if self.n_step == 1 else AFTER
         return Batch(
             obs=self.joined(spec.join_obs, spec.obs_names, arrays, HERE),

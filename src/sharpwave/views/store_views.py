@@ -22,6 +22,7 @@ from sharpwave.native import core
 from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.protocol import Sampler, described
 from sharpwave.sampling.uniform import Uniform
+from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.conditions import Condition, Judge
 from sharpwave.views.ids import Tag, check_tag, tag_of
 from sharpwave.views.keeping import Keeping
@@ -187,18 +188,9 @@ class Views(LogListener):
             judge = Judge(self._log, self._lock, view)
         name = checked_name(view.kind if name is None else name)
         assert name is not None
-        replay = kind(
-            self._log,
-            self._lock,
-            self._gate,
-            view,
-            name=name,
-            sampler=sampler,
-            seed=[self._seed, self._made] if seed is None else seed,
-            max_times_sampled=max_times_sampled,
-            limiter=limiter,
-            judge=judge,
-        )
+        seed = [self._seed, self._made] if seed is None else seed
+        source = BatchSource(self._log, self._gate, view, sampler, seed, max_times_sampled, limiter, judge)
+        replay = kind(name, source, self._lock, self._life())
         number, saved = self._saved.get(name, (self._made, None))
         problem = None
         if saved is not None:
@@ -222,7 +214,6 @@ class Views(LogListener):
             self.unclaimed.remove(name)
             if problem is None and not of_files and (max_times_sampled is not None or sampler.state()):
                 self._claimed.add(name)
-        replay.life = self._life()
         self._views[number] = weakref.KeyedRef(replay, self._dropped.append, number)
         self._views = dict(sorted(self._views.items()))
         self._log.inventory.changes += 1  # it follows from here on
@@ -278,7 +269,6 @@ class Views(LogListener):
 
     @property
     def limited(self) -> bool:
-        """Whether any view has a limiter."""
         return any(view.limiter is not None for view in self)
 
     def check_capacity(self, capacity: int | None) -> None:

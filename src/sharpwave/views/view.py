@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -11,8 +11,6 @@ import numpy.typing as npt
 from sharpwave.arrays import Floats, Int32s, Ints
 from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
-from sharpwave.ragged import Ragged
-from sharpwave.views.gather import Read, RowReader
 from sharpwave.views.layout import Arrays, BatchTarget, Column
 
 Batch_co = TypeVar("Batch_co", covariant=True)
@@ -26,6 +24,12 @@ STEPS = "steps"
 def fills_at_once(view: Any) -> bool:
     """Return whether a view's own class defines ``filler``: a derived class may fill in another way."""
     return "filler" in vars(type(view))
+
+
+def items_of(runs: Ints, stride: int) -> Ints:
+    """Return all items of ``runs`` [3, n], as ``View.find`` returns them."""
+    parts = [np.arange(slot * stride + begin, slot * stride + end) for slot, begin, end in runs.T.tolist()]
+    return np.concatenate([np.empty(0, np.int64), *parts])
 
 
 class View(Protocol[Batch_co]):
@@ -171,31 +175,3 @@ class View(Protocol[Batch_co]):
     def item_errors(self, items: Ints, td_error: Floats) -> Floats:
         """Return one TD error [n] an item, from ``td_error`` [n, *error_shape]."""
         return td_error
-
-
-class DividedView(View[Batch_co], Protocol[Batch_co]):
-    """View whose ``fill`` has two steps, for shards: ``locate`` runs in the shard, ``decode`` in the learner.
-
-    Attributes:
-        decode_rows: rows of ``Target.scratch`` that ``decode`` reads, the first ones.
-    """
-
-    decode_rows: int = 0
-    ragged: tuple[str, ...] = ()
-
-    def no_rows(self, count: int) -> dict[str, Ragged]:
-        """Return empty rows of any length for a batch of ``count`` items, by name."""
-        raise NotImplementedError
-
-    def fill_apart(self, target: BatchTarget) -> None:
-        """Read what is in no column, after ``locate``: ``target.ragged``, and ``target.late``."""
-        raise NotImplementedError
-
-    def locate(self, target: BatchTarget) -> list[Read]:
-        """Fill the columns of flags and rewards, and return the rows to decode for the others."""
-        raise NotImplementedError
-
-    def decode(self, target: BatchTarget, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:
-        """Decode some of the ``reads`` of ``locate``, each with a reader of its own, into the columns."""
-        for read, reader in zip(reads, readers, strict=True):
-            reader.decode(read, target.columns[read.column])
