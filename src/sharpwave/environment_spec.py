@@ -61,9 +61,7 @@ def step_spec(env: Any, **extra: Field) -> Spec:
             stacklevel=2,
         )
     return Spec(
-        obs=_fields("observations", stored, size, padding),
-        action=_fields("actions", actions, 0, ""),
-        **(infos | extra),
+        obs=_fields("observations", stored, size, padding), action=_fields("actions", actions, 0, ""), **(infos | extra)
     )
 
 

@@ -53,13 +53,7 @@ def integers_as_floats(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any])
 
 
 def ragged_rows(
-    name: str,
-    value: Any,
-    count: int | None,
-    inner: tuple[int, ...],
-    dtype: np.dtype[Any],
-    text: Text | None,
-    most: int,
+    name: str, value: Any, count: int | None, inner: tuple[int, ...], dtype: np.dtype[Any], text: Text | None, most: int
 ) -> npt.NDArray[Any]:
     """Check ``value`` as ``count`` rows of any length; return an array of arrays [count], uint8 where it is text.
 

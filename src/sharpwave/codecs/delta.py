@@ -50,9 +50,7 @@ class _Painted(Codec):
             core.check_patches(payload, column.count, column.size, column.line_bytes, self.coded), column, payload
         )
 
-    def verify(self, column: Packed) -> None:
-        """Check the patches: any that stay within the row can be painted."""
-        self.check(column)
+    verify = check  # patches that stay within the row can be painted
 
     def decode_row(self, column: Packed, row: int) -> Bytes:
         """Paint the background, and the row over it."""
@@ -69,11 +67,8 @@ class _Painted(Codec):
     def _decode(self, column: Packed, first: int, count: int) -> Bytes:
         """Decode rows from ``first`` on.  Raises: DamagedError."""
         self._check_reference(column)
-        payload, reference, rows = (
-            as_bytes(column.payload),
-            as_bytes(column.dictionary),
-            np.empty((count, column.size), np.uint8),
-        )
+        payload, reference = as_bytes(column.payload), as_bytes(column.dictionary)
+        rows = np.empty((count, column.size), np.uint8)
         damaged = core.decode_patches(payload, column.count, reference, column.line_bytes, self.coded, first, rows)
         self._refuse(damaged, column, payload)
         return rows

@@ -152,7 +152,6 @@ class Encoder:
         return 0 if self.core is None else self.core.nbytes
 
     def encode(self, rows: Bytes, dictionary: bytes) -> bytes | None:
-        """Encode as ``Codec.encode`` does."""
         if self.core is not None:
             return self.core.encode(np.ascontiguousarray(rows), as_bytes(dictionary), self._line_bytes)
         return self._codec.encode(rows, dictionary, self._line_bytes)

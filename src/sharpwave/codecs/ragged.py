@@ -69,7 +69,6 @@ class Kind(NamedTuple):
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of an item."""
         return math.prod(self.inner) * self.dtype.itemsize
 
     @property
@@ -100,7 +99,6 @@ class RaggedRows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows."""
         return int(self.lengths.sum()) * self.kind.item_bytes
 
     @classmethod

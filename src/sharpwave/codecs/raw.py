@@ -20,24 +20,18 @@ class Raw(Codec):
     name, number = "raw", RAW
 
     def encode(self, rows: Bytes, dictionary: bytes = b"", line_bytes: int = 0) -> bytes:
-        """Concatenate the rows' bytes."""
         return rows.tobytes()
 
     def check(self, column: Packed) -> None:
-        """Check the payload's length."""
         nbytes = len(column.payload)
         if nbytes != column.count * column.size:
             raise DamagedError(f"raw column: {nbytes} bytes, expected {column.count} rows of {column.size}")
 
-    def verify(self, column: Packed) -> None:
-        """Check the payload's length: any bytes are rows."""
-        self.check(column)
+    verify = check  # any bytes are rows
 
     def decode_row(self, column: Packed, row: int) -> Bytes:
-        """Return a view of the row."""
         return np.frombuffer(column.payload, np.uint8, column.size, row * column.size)
 
     def decode(self, column: Packed) -> Bytes:
-        """Copy all rows."""
         self.check(column)
         return np.frombuffer(column.payload, np.uint8).reshape(column.count, column.size).copy()

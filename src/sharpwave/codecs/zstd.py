@@ -65,7 +65,6 @@ class Zstd(Codec):
             pass
 
     def decode_row(self, column: Packed, row: int) -> bytes:
-        """Decompress one row."""
         return next(_rows(column, range(row, row + 1)))
 
     def decode(self, column: Packed) -> Bytes:

@@ -136,7 +136,6 @@ class Region:
         self.descriptor = -1
 
     def close(self) -> None:
-        """Close the file."""
         self.park()
         if vars(self).get("direct", -1) >= 0:
             os.close(self.direct)

@@ -400,19 +400,14 @@ def check(
             (codec.verify if decode else codec.check)(packed)
     flags = step_rows(view, header, FLAGS)[:, 0]
     check_rows(header, spec, flags, sealed=sealed)
-    _check_episode(header, flags)
-    if header.context > spec.context:
-        raise DamagedError(f"segment: {header.context} frames of context, expected at most {spec.context}")
-    return header
-
-
-def _check_episode(header: Header, flags: Bytes) -> None:
-    """Refuse an impossible ``episode_step`` or metadata.  Raises: DamagedError."""
     if header.steps and flags[0] & START and header.episode_step > 0:
         raise DamagedError(
             f"segment: its first step begins an episode, expected episode_step 0, got {header.episode_step}"
         )
-    read_metadata(header.metadata, header.steps)
+    read_metadata(header.metadata, header.steps)  # raises where it cannot be parsed
+    if header.context > spec.context:
+        raise DamagedError(f"segment: {header.context} frames of context, expected at most {spec.context}")
+    return header
 
 
 def unpack(

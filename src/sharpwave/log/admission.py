@@ -213,10 +213,8 @@ class Admission:
                     f"{self._beside()}; raise it, use fewer lanes, or {space.layout.remedy}"
                 )
         # For the next power of two, so that memory is moved only a few times where lanes are added one by one.
-        disk_limit, to_come = (
-            None if self.disk is None else self.disk.budget.limit_bytes,
-            1 << (lanes - 1).bit_length(),
-        )
+        disk_limit = None if self.disk is None else self.disk.budget.limit_bytes
+        to_come = 1 << (lanes - 1).bit_length()
         self._grow(*space.layout.room(self.capacity, ram, disk_limit, to_come, max_rows), opened)
 
     def resize(self, capacity: int | None, ram: int | None, disk_limit: int | None, opened: Int32s) -> None:
@@ -356,11 +354,7 @@ class Admission:
             self.space.arena.limit_bytes = self.ledger.arena_bytes(self.ledger.ram)
 
     def _write(
-        self,
-        compaction: Compaction,
-        newcomer: Newcomer,
-        packed: bytes,
-        dictionaries: Needed,
+        self, compaction: Compaction, newcomer: Newcomer, packed: bytes, dictionaries: Needed
     ) -> tuple[int, int] | None:
         """Append a segment to the newest region; return its region and offset. ``None`` as ``_place``."""
         disk, generation = compaction.disk, self.space.index.latest_generation
@@ -379,11 +373,7 @@ class Admission:
         self._with_room(self._compaction, need, lambda: disk.append_tail(id_, packed, generation))
 
     def _with_room(
-        self,
-        compaction: Compaction,
-        need: Callable[[], int],
-        write: Callable[[], W],
-        newcomer: Newcomer | None = None,
+        self, compaction: Compaction, need: Callable[[], int], write: Callable[[], W], newcomer: Newcomer | None = None
     ) -> W | None:
         """Make room for ``need()`` bytes, on a full disk by the policy ``on_full``; return the result of ``write``.
 
@@ -416,7 +406,10 @@ class Admission:
             if made is Made.NOT_KEPT:
                 return None
             if made is Made.NOTHING:
-                raise refusal or too_large(disk.budget.limit_bytes, need())
+                limit = disk.budget.limit_bytes or 0
+                raise refusal or OSError(
+                    f"disk: a segment of {need():,} bytes does not fit into disk_limit={limit:,}; raise it"
+                )
 
     def _drop(self, compaction: Compaction, newcomer: Newcomer | None, copies: bool) -> Made:
         """Evict until a file on a full disk could be deleted; count the steps as dropped.
@@ -540,8 +533,3 @@ class Admission:
 def is_refusal(error: BaseException) -> bool:
     """Return whether a disk is full or failing, rather than taken over by another process."""
     return isinstance(error, OSError) and not isinstance(error, StoreInUseError)
-
-
-def too_large(limit: int | None, need: int) -> OSError:
-    """Return the error for a segment too large for an empty disk tier."""
-    return OSError(f"disk: a segment of {need:,} bytes does not fit into disk_limit={limit or 0:,}; raise it")

@@ -44,7 +44,6 @@ class Work:
             self.done = True
 
     def result(self) -> None:
-        """Raise the work's error."""
         if self._error is not None:
             raise self._error
 

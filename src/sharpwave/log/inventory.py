@@ -84,7 +84,6 @@ class Inventory:
 
     @property
     def lanes(self) -> int:
-        """Number of lanes."""
         return len(self.oldest)
 
     def add_lanes(self, oldest: Int32s) -> None:

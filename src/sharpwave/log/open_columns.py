@@ -91,7 +91,6 @@ class OpenColumns:
 
 
 def ragged_column(rows: RaggedRows) -> SegmentColumn:
-    """Return a column of rows of any length."""
     return SegmentColumn(RAGGED, len(rows), rows.pack())
 
 

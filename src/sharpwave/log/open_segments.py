@@ -112,16 +112,11 @@ class Lanes:
         shares = first_shares(lanes) if self.staggered else np.full(len(lanes), WHOLE, np.int32)
         staging = np.full(len(lanes), -1)
         self._open(lanes, slots, steps, staging)
-        grown = (
-            appended(self.slots, slots),
-            appended(self.steps, steps),
-            appended(self.staging, staging),
-            appended(self.shares, shares),
-            appended(self.successor_known, np.zeros(len(lanes), np.uint8)),
-            appended(self.watch, np.zeros(len(lanes), np.uint8)),
-            appended(self.fresh, np.zeros(len(lanes), np.int64)),
-        )
-        self.slots, self.steps, self.staging, self.shares, self.successor_known, self.watch, self.fresh = grown
+        more = {"slots": slots, "steps": steps, "staging": staging, "shares": shares}
+        more |= {name: np.zeros(len(lanes), np.uint8) for name in ("successor_known", "watch")}
+        more["fresh"] = np.zeros(len(lanes), np.int64)
+        grown = {name: appended(getattr(self, name), values) for name, values in more.items()}  # all, before any counts
+        vars(self).update(grown)
         self.arrays = self._arrays()
         self.bare += len(lanes)
 

@@ -122,11 +122,7 @@ class OpenValues:
         self.nbytes += len(buffer) - (0 if old is None else len(old))
 
     def put(
-        self,
-        slots: npt.NDArray[Any],
-        rows: Rows,
-        after: Rows | None = None,
-        known: Bytes | None = None,
+        self, slots: npt.NDArray[Any], rows: Rows, after: Rows | None = None, known: Bytes | None = None
     ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, npt.NDArray[Any]], dict[tuple[int, int], int]]:
         """Append rows to the buffers of ``slots`` [n], which have room; of several rows of a slot in order.
 

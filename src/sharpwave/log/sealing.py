@@ -130,10 +130,7 @@ class Sealing:
         self.go_on(lane, following, False, context, going_on, successor)
 
     def prepare_next(
-        self,
-        lane: int,
-        successor: Mapping[int, Bytes] | None = None,
-        reserve: Callable[[int], None] | None = None,
+        self, lane: int, successor: Mapping[int, Bytes] | None = None, reserve: Callable[[int], None] | None = None
     ) -> tuple[int, Mapping[int, Bytes] | None]:
         """Return a slot for the lane's next segment, and the ``successor`` for ``go_on``.
 

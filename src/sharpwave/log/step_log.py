@@ -207,7 +207,6 @@ class StepLog:
 
     @property
     def lanes(self) -> int:
-        """Number of lanes."""
         return len(self.opened)
 
     @property
@@ -291,13 +290,7 @@ class StepLog:
             raise
 
     def reopen_lanes(
-        self,
-        slots: Ints,
-        steps: Ints,
-        begins: Bytes,
-        episode_steps: Ints,
-        shares: Int32s,
-        staged: Bytes,
+        self, slots: Ints, steps: Ints, begins: Bytes, episode_steps: Ints, shares: Int32s, staged: Bytes
     ) -> None:
         """Restore lanes, with ``steps`` [n] steps written so far and empty open segments in ``slots`` [n].
 
