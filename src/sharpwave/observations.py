@@ -73,13 +73,14 @@ class Observations:
             and not any(part.parts for part in self._parts)
         )
 
-    def frames(self, obs: Any) -> Frames:
-        """Return the newest frame of each lane, [lanes, *shape] by field, from ``reset`` or ``step``. Not copied."""
-        return {name: array[:, -1] if part.stacked else array for name, part, array in self._arrays(obs, self.vector)}
+    def frames(self, obs: Any, *, of_one: bool = False) -> Frames:
+        """Return the newest frame of each lane, [lanes, *shape] by field, from ``reset`` or ``step``. Not copied.
 
-    def of_one(self, obs: Any) -> Frames:
-        """Return the frames of one sub-environment's observation, [1, *shape] by field."""
-        return {name: array[:, -1] if part.stacked else array for name, part, array in self._arrays(obs, False)}
+        Args:
+            of_one: it is the observation of one sub-environment: [1, *shape].
+        """
+        arrays = self._arrays(obs, self.vector and not of_one)
+        return {name: array[:, -1] if part.stacked else array for name, part, array in arrays}
 
     def stacks(self, obs: Any) -> Frames:
         """Return the whole stacks, [lanes, stack, *shape], of the fields that the environment stacks. Not copied."""

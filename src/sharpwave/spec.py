@@ -99,22 +99,16 @@ class Field:
         max_length: int | None = None,
         shared: bool = False,
     ) -> None:
-        given = {
-            "stack": stack,
-            "pad": pad,
-            "codec": codec,
-            "every": every,
-            "metadata": {} if metadata is None else metadata,
-        }
         if shape is str or shape is bytes:
             if dtype not in (None, text := "str" if shape is str else "bytes"):
                 raise ValueError(f"Field: dtype {dtype!r} with {text}, which has none; leave it out")
             shape, dtype = (None,), text
         elif dtype is None:
             raise TypeError(f"Field: no dtype for shape {shape!r}; write e.g. 'uint8'")
-        limits = {"max_length": max_length, "shared": shared}
-        for name, value in {"shape": shape, "dtype": dtype, **given, **limits}.items():
-            object.__setattr__(self, name, value)
+        metadata = {} if metadata is None else metadata
+        values = shape, dtype, stack, pad, codec, every, metadata, max_length, shared
+        for field, value in zip(dataclasses.fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
         self._check()
 
     def _check(self) -> None:

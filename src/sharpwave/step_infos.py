@@ -46,7 +46,7 @@ def final_frames(info: Any, ended: Bools, observations: Observations, last: Fram
     there = [row for row in rows if given[row] is not None]
     absent[rows] = True
     absent[there] = False
-    found = {row: observations.of_one(given[row]) for row in there}
+    found = {row: observations.frames(given[row], of_one=True) for row in there}
     finals = {}
     for name, frames in last.items():
         dtype = np.result_type(*(found[row][name].dtype for row in there)) if there else frames.dtype

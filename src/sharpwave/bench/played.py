@@ -203,7 +203,7 @@ def from_env(name: str, folder: Path, seconds: float, say: Say) -> int | None:
         frames[t] = seen.frames(obs)[field_name]
         obs, reward[t], terminated[t], truncated[t], infos = env.step(env.action_space.sample())
         for lane in np.flatnonzero(terminated[t] | truncated[t]).tolist():
-            final[t, lane] = seen.of_one(infos["final_obs"][lane])[field_name][0].copy()
+            final[t, lane] = seen.frames(infos["final_obs"][lane], of_one=True)[field_name][0].copy()
         now = time.monotonic()
         if now - begin > seconds and t + 1 >= MIN_TIMES:
             break

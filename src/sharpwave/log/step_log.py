@@ -26,8 +26,8 @@ from sharpwave.log.boundaries import Boundaries
 from sharpwave.log.column_encoder import SegmentEncoder
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.late_columns import LateColumns
+from sharpwave.log.open_columns import MIN_SHARE_BYTES
 from sharpwave.log.open_segments import Lanes, Rows, appended
-from sharpwave.log.open_values import MIN_SHARE_BYTES
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace

@@ -24,7 +24,7 @@ class _InOrder:
     in_order: ClassVar[bool] = True
     keeps_order: ClassVar[bool] = True
     threshold: ClassVar[float] = 1.0
-    _order: Ints | None = field(default=None, init=False, repr=False)
+    _order: Any = field(default=None, init=False, repr=False)  # Ints, once it is bound
 
     def bind(self, groups: int, group_size: int) -> None:
         """Allocate items in order, and each item's position there, from 1, and its rank, which stays its own when it is
@@ -39,14 +39,12 @@ class _InOrder:
 
     def grow(self, groups: int) -> None:
         """Enlarge the arrays. Cost: O(items)."""
-        assert self._order is not None
         self._order = extended(self._order, 2 * groups * self._group_size + SLACK)
         self._place = extended(self._place, groups * self._group_size)
         self._rank = extended(self._rank, groups * self._group_size)
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
         """Append items to the order. Cost: O(items), spread over the calls."""
-        assert self._order is not None
         coming = int((ends - begins).sum())
         if self._tail - self._head > 2 * self._count + SLACK or self._tail + coming > len(self._order):
             self._tail = core.order_close_up(self._order, self._place, self._head, self._tail)
@@ -58,14 +56,12 @@ class _InOrder:
 
     def remove(self, group: int) -> None:
         """Remove a group's items. Cost: O(group_size)."""
-        assert self._order is not None
         begin = group * self._group_size
         self._count -= core.order_drop(self._order, self._place, begin, begin + self._group_size)
         self._rank[begin : begin + self._group_size] = 0
 
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Remove items from the order. Cost: O(n)."""
-        assert self._order is not None
         order, items, places, ends = self._order, items.copy(), self._place[items], (self._head, self._tail)
         at, gone, nowhere = places - 1, np.full(len(items), -1), np.zeros(len(items), np.int64)
         self._any_excluded = True
@@ -82,7 +78,6 @@ class _InOrder:
 
     def readmit(self, items: Ints) -> bool:
         """Put excluded items back to where they were in the order. Cost: O(count log count)."""
-        assert self._order is not None
         order = np.concatenate([items, self.state()["order"]])
         self._arrange(order[np.argsort(self._rank[order], kind="stable")])
         self._count += len(items)
@@ -90,14 +85,12 @@ class _InOrder:
 
     def _arrange(self, order: Ints) -> None:
         """Make ``order`` the items in order."""
-        assert self._order is not None
         self._order[: len(order)] = order
         self._place[order] = np.arange(1, len(order) + 1)
         self._head, self._tail = 0, len(order)
         self._highest = max(self._highest, self._tail)
 
     def _take(self, draw: Draw, newest: bool) -> None:
-        assert self._order is not None
         order = self._order
         self._head, self._tail = core.order_ends(order, self._head, self._tail)
         if newest:
@@ -121,7 +114,6 @@ class _InOrder:
     def state(self) -> dict[str, Any]:
         """Return ``order`` int64 [count], items in order of insertion; and ``excluded`` [n], items that a stream may
         give back, with ``before`` [n], how many of ``order`` were inserted before each."""
-        assert self._order is not None
         order = self._order[self._head : self._tail]
         order = order[order >= 0]
         excluded = self._excluded()
@@ -135,7 +127,6 @@ class _InOrder:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the order, that of items which are excluded then and now too. Cost: O(items)."""
-        assert self._order is not None
         order, there, now_excluded = checked_array(state, "order", np.int64), self.state()["order"], self._excluded()
         given = state if "excluded" in state else {"excluded": now_excluded, "before": np.zeros_like(now_excluded)}
         excluded, before = (checked_array(given, name, np.int64) for name in ("excluded", "before"))

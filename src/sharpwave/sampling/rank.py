@@ -37,7 +37,7 @@ class RankPrioritized:
     max_priority: float = field(default=1.0, init=False)
     in_order: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = False
-    _heap: Ints | None = field(default=None, init=False, repr=False)
+    _heap: Any = field(default=None, init=False, repr=False)  # Ints, once it is bound
 
     def __post_init__(self) -> None:
         check_exponents(self, alpha=self.alpha, beta=self.beta)
@@ -54,13 +54,11 @@ class RankPrioritized:
 
     def grow(self, groups: int) -> None:
         """Enlarge the arrays. Cost: O(items)."""
-        assert self._heap is not None
         for name in ("_heap", "_place", "_priority"):
             setattr(self, name, extended(getattr(self, name), groups * self._group_size))
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
         """Add items with the largest priority so far. Cost: O(items log2 count)."""
-        assert self._heap is not None
         before, group_size = self._count, self._group_size
         count = before + int((ends - begins).sum())
         self._weigh(count)
@@ -72,7 +70,6 @@ class RankPrioritized:
 
     def _weigh(self, count: int) -> None:
         """Have the masses of ``count`` ranks, before there are as many items."""
-        assert self._heap is not None
         if count >= len(self._mass):
             ranks = np.arange(1, min(2 * count, len(self._heap)) + 1)
             self._mass = np.concatenate([[0.0], np.cumsum(ranks**-self.alpha)])
@@ -87,14 +84,12 @@ class RankPrioritized:
         self._drop(items)
 
         def undo() -> None:
-            assert self._heap is not None
             self._count = core.heap_put_back(self._heap, self._place, self._priority, self._count, items, priorities)
 
         return undo
 
     def readmit(self, items: Ints) -> bool:
         """Take excluded items back, with the largest priority so far. Cost: O(n log2 count)."""
-        assert self._heap is not None
         self._weigh(self._count + len(items))  # items may have been added while these were excluded
         values = np.full(len(items), self.max_priority)
         self._count = core.heap_put_back(self._heap, self._place, self._priority, self._count, items, values)
@@ -102,14 +97,12 @@ class RankPrioritized:
         return True
 
     def _drop(self, items: Ints) -> None:
-        assert self._heap is not None
         before = self._count
         self._count = core.heap_drop(self._heap, self._place, self._priority, before, items)
         self._changes += before - self._count
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Draw by rank, stratified. Cost: O(n log2 count), and O(log2 count) a change since the last sort."""
-        assert self._heap is not None
         if self._changes >= self._count:
             there, places = self._heap[: self._count], np.arange(1, self._count + 1)
             there[:] = there[np.argsort(-self._priority[there], kind="stable")]
@@ -126,7 +119,6 @@ class RankPrioritized:
 
     def update(self, items: Ints, td_error: Floats) -> None:
         """Set the items' priorities. Cost: O(n log2 count)."""
-        assert self._heap is not None
         if items.size:
             priorities = np.abs(td_error)
             self.max_priority = max(self.max_priority, float(priorities.max()))
@@ -139,14 +131,12 @@ class RankPrioritized:
 
     def state(self) -> dict[str, Any]:
         """Return ``heap`` int64 [count], by rank, ``priorities`` float64 [count], ``changes`` since it was sorted."""
-        assert self._heap is not None
         heap = self._heap[: self._count].copy()
         priorities = self._priority[heap]
         return {"max_priority": self.max_priority, "changes": self._changes, "heap": heap, "priorities": priorities}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the heap. Cost: O(items); O(items log2 items) where items differ."""
-        assert self._heap is not None
         heap, priorities = checked_array(state, "heap", np.int64), checked_array(state, "priorities", np.float64)
         largest, changes = state.get("max_priority"), state.get("changes")
         sound = (priorities >= 0) & (priorities <= MAX_TD_ERROR)

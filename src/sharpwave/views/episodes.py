@@ -208,48 +208,30 @@ class EpisodeReader:
         Raises:
             KeyError: steps were evicted.  DamagedError: a segment cannot be read.  MemoryError: no room to read one.
         """
-        kind = self.log.late.spec.fields[name]
-        if kind.ragged:
-            return self._read_ragged(name, first, count, final)
-        out = np.empty((count + final, *kind.shape), kind.np_dtype)
-        data = out.reshape(-1).view(np.uint8).reshape(count + final, 1, kind.row_bytes)
-        chunk = max(1, CHUNK_BYTES // kind.row_bytes)
-        done = 0
-        while done < count:
-            part = min(chunk, count - done)
-            with self.lock:
-                slots, rows = (places[done : done + part] for places in self._locate(first, count))
-                ready = self._ready(name, slots)
-                last = final and done + ready == count
-                try:
-                    out_part = data[done : done + ready + last]
-                    self._steps.read(name, slots[:ready], rows[:ready], out_part, final=last)
-                except UndecodableError as error:
-                    error.set_aside(self.log)
-                    raise
-            done += ready
-        return out
-
-    def _read_ragged(self, name: str, first: int, count: int, final: bool) -> Ragged:
-        """Decode a ragged field of steps, some at a time."""
-        kind, parts, done = self.spec.fields[name], list[Ragged](), 0
+        kind, parts, done = self.log.late.spec.fields[name], list[Ragged](), 0
+        out = np.empty((0 if kind.ragged else count + final, *kind.inner), kind.np_dtype)
+        data = out.reshape(-1).view(np.uint8).reshape(len(out), 1, kind.item_bytes)
         chunk = max(1, CHUNK_BYTES // kind.typical_bytes)
         while done < count:
             with self.lock:
                 slots, rows = (places[done : done + chunk] for places in self._locate(first, count))
                 ready = self._ready(name, slots)
+                slots, rows, last = slots[:ready], rows[:ready], final and done + ready == count
                 try:
-                    last = final and done + ready == count
-                    part = self._steps.read_rows(name, slots[:ready], rows[:ready], final=last)
+                    if kind.ragged:
+                        part = self._steps.read_rows(name, slots, rows, final=last)
+                        # Not in the store's memory of batches, which is for batches.
+                        parts.append(Ragged(part.values.copy(), part.offsets, text=kind.text))
+                    else:
+                        self._steps.read(name, slots, rows, data[done : done + ready + last], final=last)
                 except UndecodableError as error:
                     error.set_aside(self.log)
                     raise
-            # Not in the store's memory of batches, which is for batches.
-            parts.append(Ragged(part.values.copy(), part.offsets, text=kind.text))
             done += ready
+        if not kind.ragged:
+            return out
         lengths = np.concatenate([np.zeros(1, np.int64), *(part.lengths for part in parts)])
-        empty = np.empty((0, *kind.inner), kind.np_dtype)
-        return Ragged(np.concatenate([empty, *(part.values for part in parts)]), np.cumsum(lengths), text=kind.text)
+        return Ragged(np.concatenate([out, *(part.values for part in parts)]), np.cumsum(lengths), text=kind.text)
 
     def _ready(self, name: str, slots: Ints) -> int:
         """Read a field of steps into memory, or their segments; return how many of the first steps' are there."""

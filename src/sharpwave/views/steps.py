@@ -23,7 +23,6 @@ class Steps:
 
     def __init__(self, log: StepLog) -> None:
         self._log, self._arrays = log, LogArrays(log)
-        self._numbers, self._version = dict[str, int](), -1
 
     def slots(self) -> list[int]:
         """Return the slots of all segments with steps. Cost: O(slots)."""
@@ -60,9 +59,7 @@ class Steps:
         """
         reader: Any = self._arrays.readers()[list(self._log.spec.fields).index(name)]
         if name in self._log.spec.obs_names:
-            newest, first = np.empty((2, len(rows)), np.int64)
-            core.frames_of(self._arrays.current(), slots, rows, newest, first)
-            slots, rows = (np.append(slots, slots[-1]), np.append(newest, newest[-1] + 1)) if final else (slots, newest)
+            slots, rows, _ = self._frames(slots, rows, final)
         values, lengths = reader.take(slots, rows)
         return Ragged(values, np.concatenate([[0], np.cumsum(lengths)]), text=self._log.spec.fields[name].text)
 
@@ -72,18 +69,19 @@ class Steps:
         A stack has as many frames as ``out`` has room for, padded as the field says. With ``final`` the observation
         after the last step follows, in one more item.
         """
-        if self._version != self._log.late.version:
-            self._numbers = {name: k for k, name in enumerate(self._log.late.spec.fields)}
-            self._version = self._log.late.version
-        reader = self._arrays.readers()[self._numbers[name]]
+        reader = self._arrays.readers()[list(self._log.late.spec.fields).index(name)]
         if name in self._log.spec.ragged_names:
             raise ValueError(f"read: field {name!r} has rows of any length, expected read_rows() for it")
         if name not in self._log.spec.obs_names:
             reader.read_steps(slots, rows, out)
-            return
+        else:
+            reader.read(*self._frames(slots, rows, final), out)
+
+    def _frames(self, slots: Ints, rows: Ints, final: bool) -> tuple[Ints, Ints, Ints]:
+        """Return the slots of the observations of steps, their rows there, and the rows with which episodes begin."""
         newest, first = np.empty((2, len(rows)), np.int64)
         core.frames_of(self._arrays.current(), slots, rows, newest, first)
         if final:
             slots, first = np.append(slots, slots[-1]), np.append(first, first[-1])
             newest = np.append(newest, newest[-1] + 1)
-        reader.read(slots, newest, first, out)
+        return slots, newest, first
