@@ -34,7 +34,7 @@ from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.log.shared_values import Key, SharedValues, StoredValue
 from sharpwave.memory.ledger import MemoryLedger
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
-from sharpwave.memory.segment_layout import layout_of
+from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
 from sharpwave.sampling.retention import Retention
 from sharpwave.spec import START, Spec
@@ -122,7 +122,7 @@ class StepLog:
         on_full: str = "raise",
     ) -> None:
         self.spec, self.stride, self.retention, self.disk = spec, stride, retention, disk
-        self.layout = layout = layout_of(spec, stride, disk is not None)
+        self.layout = layout = SegmentLayout(spec, stride, disk is not None)
         self.tables = tables = [DictionaryTable(int(size)) for size in layout.sizes]
         self.encoder = encoder = SegmentEncoder(layout, codecs, tables)
         self.space = space = SegmentSpace(layout, capacity, ram, disk, slots, retention.in_order)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -33,9 +32,8 @@ def default_stride(step_bytes: int, on_disk: bool) -> int:
     return SHORT_STRIDE if on_disk or step_bytes >= LARGE_STEP_BYTES else DEFAULT_STRIDE
 
 
-@dataclass(frozen=True, eq=False)
 class SegmentLayout:
-    """Geometry of a store's segments; made by ``layout_of``.
+    """Geometry of a store's segments, with or without a disk.
 
     Attributes:
         spec: schema of a step.
@@ -52,23 +50,29 @@ class SegmentLayout:
         spine_bytes: of flags and rewards, which stay in memory while the segment is uncached; 0 without a disk.
     """
 
-    spec: Spec
-    stride: int
-    max_frames: int
-    names: tuple[str, ...]
-    sizes: Ints
-    limits: tuple[int, ...]
-    obs_columns: list[int]
-    step_columns: list[int]
-    sparse_columns: list[int]
-    every: tuple[int, ...]
-    ragged_columns: list[int]
-    rooms: tuple[int, ...]
-    shared_columns: list[int]
-    column_starts: Ints
-    open_bytes: int
-    chunk_bytes: int
-    spine_bytes: int
+    def __init__(self, spec: Spec, stride: int, on_disk: bool) -> None:
+        self.spec, self.stride, self.max_frames = spec, stride, max_rows(spec, stride)
+        self.names = names = ("flags", "reward", *spec.fields)
+        self.sizes: Ints = np.array([1, 4, *(field.row_bytes for field in spec.columns.values())], np.int64)
+        self.limits = limits = column_limits(spec, stride)
+        self.obs_columns = self._columns(spec.obs_names)
+        self.step_columns = self._columns(name for name in spec.step_names if name not in spec.sparse_names)
+        self.sparse_columns = self._columns(spec.sparse_names)
+        self.every = tuple(spec.fields[name].every or 1 for name in spec.sparse_names)
+        self.ragged_columns = ragged = self._columns(spec.kinds)
+        self.shared_columns = self._columns(spec.shared_names)
+        self.rooms = tuple(value_room(spec, names[c], limits[c]) for c in ragged)
+        starts = np.cumsum([0, *(rounded(n * int(size), 64) for n, size in zip(limits, self.sizes, strict=True))])
+        self.column_starts, self.open_bytes = starts[:-1].astype(np.int64), int(starts[-1])
+        overhead = segment.HEADER.size + 64 * len(names) + MAX_METADATA_BYTES
+        ragged_bytes = sum(self.rooms) + sum(OVERHEAD_BYTES + 16 * limits[c] for c in ragged)
+        self.chunk_bytes = max(MIN_CHUNK_BYTES, rounded(self.open_bytes + overhead + ragged_bytes, PAGE))
+        # With a disk, flags and rewards of all segments precede the chunks: sampleable steps, and their returns, are
+        # known without reading.
+        self.spine_bytes = rounded(5 * stride, ALIGNMENT) if on_disk else 0
+
+    def _columns(self, names: Iterable[str]) -> list[int]:
+        return [self.names.index(name) for name in names]
 
     @property
     def transition_bytes(self) -> int:
@@ -160,38 +164,3 @@ def max_segment_bytes(spec: Spec, stride: int) -> int:
     )
     values += stride * sum(spec.fields[name].kind.most_bytes for name in spec.shared_names)
     return values + sum(rows * size for rows, size in zip(limits, sizes, strict=True))
-
-
-def layout_of(spec: Spec, stride: int, on_disk: bool) -> SegmentLayout:
-    """Return the layout of segments of ``stride`` steps, in a store with or without a disk."""
-    names = ("flags", "reward", *spec.fields)
-    sizes = np.array([1, 4, *(field.row_bytes for field in spec.columns.values())], np.int64)
-    obs_columns = [names.index(name) for name in spec.obs_names]
-    max_frames = max_rows(spec, stride)
-    limits = column_limits(spec, stride)
-    starts = np.cumsum([0, *(rounded(n * int(size), 64) for n, size in zip(limits, sizes, strict=True))])
-    overhead = segment.HEADER.size + 64 * len(names) + MAX_METADATA_BYTES
-    ragged = [names.index(name) for name in spec.kinds]
-    rooms = tuple(value_room(spec, names[c], limits[c]) for c in ragged)
-    ragged_bytes = sum(rooms) + sum(OVERHEAD_BYTES + 16 * limits[c] for c in ragged)
-    return SegmentLayout(
-        spec=spec,
-        stride=stride,
-        max_frames=max_frames,
-        names=names,
-        sizes=sizes,
-        limits=limits,
-        obs_columns=obs_columns,
-        step_columns=[names.index(name) for name in spec.step_names if name not in spec.sparse_names],
-        sparse_columns=[names.index(name) for name in spec.sparse_names],
-        every=tuple(spec.fields[name].every or 1 for name in spec.sparse_names),
-        ragged_columns=ragged,
-        rooms=rooms,
-        shared_columns=[names.index(name) for name in spec.shared_names],
-        column_starts=starts[:-1].astype(np.int64),
-        open_bytes=int(starts[-1]),
-        chunk_bytes=max(MIN_CHUNK_BYTES, rounded(int(starts[-1]) + overhead + ragged_bytes, PAGE)),
-        # With a disk, flags and rewards of all segments precede the chunks: sampleable steps, and their returns, are
-        # known without reading.
-        spine_bytes=rounded(5 * stride, ALIGNMENT) if on_disk else 0,
-    )

@@ -42,7 +42,7 @@ from sharpwave.format.region import (
 from sharpwave.format.segment_header import DELETED_STEPS, Header
 from sharpwave.json_values import encode
 from sharpwave.memory.segment_index import LEAF_BITS
-from sharpwave.memory.segment_layout import SegmentLayout, layout_of
+from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import descriptors
 from sharpwave.native.directory import kind_of
 from sharpwave.persistence.column_files import DELETED
@@ -111,7 +111,7 @@ class Described:
     @cached_property
     def layout(self) -> SegmentLayout:
         """Layout of the store's segments."""
-        return layout_of(self.spec, self.segment_steps, on_disk=True)
+        return SegmentLayout(self.spec, self.segment_steps, on_disk=True)
 
 
 @dataclass(frozen=True)

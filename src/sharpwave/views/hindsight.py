@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_number
 from sharpwave.arrays import Floats, Int32s, Ints
 from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
@@ -58,8 +59,8 @@ class Goals:
     desired_goal: str = "desired_goal"
 
     def __post_init__(self) -> None:
-        name, number = type(self).__name__, isinstance(self.k, (int, float, np.integer, np.floating))
-        if not number or isinstance(self.k, bool) or not (self.k >= 0 and math.isfinite(self.k)):
+        name = type(self).__name__
+        if not is_number(self.k) or not 0 <= self.k < math.inf:
             raise ValueError(f"{name}: k={self.k!r}, expected a number of at least 0: relabelled for each real one")
         if not callable(self.reward_fn):
             raise TypeError(

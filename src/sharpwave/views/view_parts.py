@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from sharpwave.arguments import is_integer
+from sharpwave.arguments import is_integer, is_number
 from sharpwave.arrays import Floats, Ints
 from sharpwave.errors import LimiterTimeoutError
 from sharpwave.native import core
@@ -437,8 +437,7 @@ def shares_of(given_shares: Sequence[Share], samples: int) -> Floats:
     """Return shares after ``samples`` items, float64 [n], with sum 1.  Raises: ValueError: none is positive."""
     given = [share(samples) if callable(share) else share for share in given_shares]
     for value in given:
-        number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-        if not number or not 0 <= _float(value) < math.inf:
+        if not is_number(value) or not 0 <= _float(value) < math.inf:
             raise ValueError(f"Blend: share={value!r}, expected a finite number of at least 0")
     values = np.array([_float(value) for value in given])
     total = sum(values.tolist())
