@@ -226,7 +226,8 @@ def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_dama
         with explained(source.place(number), source.name):
             episode = source.read(number)
             fit.check(episode)
-        _doubt(note, [escaped(one) for one in episode.doubts], source.place(number))
+        said = [*map(escaped, episode.doubts), *fit.clashes(episode)]
+        _doubt(note, said, source.place(number))
         return episode
     except (ValueError, FileNotFoundError) as error:
         if not skip_damaged or REMEDY in str(error):  # data beyond the bounds may be sound
@@ -389,6 +390,16 @@ class Fit:
             held[name not in self._store.fields][escaped(annotation_of(self._data, name))] = text
         return held
 
+    def clashes(self, episode: Episode) -> list[str]:
+        """Name the texts that are no annotations, since the episode's description has others of their names."""
+        said = _plain(episode.info)
+        texts = {name: text for part in self.texts(episode) for name, text in part.items()}
+        return [
+            f"annotation {name}: as the episode's description has it; the text of its steps differs"
+            for name, text in texts.items()
+            if said.get(name, text) != text
+        ]
+
     def check(self, episode: Episode) -> None:
         """Check an episode as ``add_episode`` does.  Raises: ValueError: it does not fit."""
         steps = len(episode.reward)
@@ -524,7 +535,8 @@ def _add(store: Store, lane: int, fit: Fit, episode: Episode, mark: list[int]) -
     """Append an episode; return the names of the annotations without room, and whether a field has the text."""
     arrays = fit.arrays(episode)
     stored, others = fit.texts(episode)
-    said = _plain(episode.info) | others
+    described = _plain(episode.info)
+    said, stored = others | described, {name: text for name, text in stored.items() if name not in described}
     before = store.annotations(lane, episode=True)  # of an episode that could not be added
     store.annotate(lane, dict.fromkeys(before), episode=True)
     unsaid: dict[str, bool] = {}

@@ -200,3 +200,106 @@ def test_infos_of_minari_that_are_no_texts_in_an_episode(tmp_path: Path, monkeyp
     store = sw.load("minari:said-v0")
     assert [one["infos.said"].strings() for one in store.episodes()] == [["b", "c"], ["", ""]]
     assert "infos said: a text that is missing; stored as empty texts: 1 episodes" in notes(store)
+
+
+def described(place: str, **about: Any) -> str:
+    """Add features that describe episodes to an RLDS data set."""
+    path = Path(place.removeprefix("rlds:")) / "features.json"
+    said = json.loads(path.read_text())
+    said["featuresDict"]["features"]["episode_metadata"] = {"featuresDict": {"features": about}}
+    path.write_text(json.dumps(said))
+    return place
+
+
+def test_descriptions_of_rlds_go_before_texts_of_steps(tmp_path: Path) -> None:
+    made = []
+    for said, of_steps in (("the episode", "each step"), ("both", "both"), (None, "each step")):
+        about = {} if said is None else {"episode_metadata/said": (1, [said.encode()])}
+        made.append(example(sound(3) | {"steps/said": (1, [of_steps.encode()] * 3)} | about))
+    place = described(rlds(tmp_path, {"said": TEXT}, *made), said=TEXT)
+    store = sw.load(place)
+    assert [one.info["said"] for one in store.episodes()] == ["the episode", "both", "each step"]
+    assert [set(one["said"]) for one in store.episodes()] == [{"each step"}, {"both"}, {"each step"}]
+    why = "annotation said: as the episode's description has it; the text of its steps differs: 1 episodes"
+    assert why in notes(store)
+    plain = sw.load(
+        place, into=sw.Store(sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64")), capacity=99)
+    )
+    assert [one.info["said"] for one in plain.episodes()] == ["the episode", "both", "each step"]
+
+
+def test_lists_that_describe_episodes_of_rlds(tmp_path: Path) -> None:
+    features = {
+        "tags": listed(TEXT),
+        "scores": listed(tensor("float32")),
+        "pose": tensor("float32", 2, 2),
+        "seed": tensor("int64"),
+        "picture": {"pythonClassName": "x.Image", "image": {}},
+        "rows": listed(listed(tensor("int64"))),
+    }
+    some = {
+        "tags": (1, [b"a", "\u00e9".encode()]),
+        "scores": (2, np.array([0.5], np.float32).tobytes()),
+        "seed": integers([7]),
+    }
+    some |= {"pose": (2, np.arange(4, dtype="<f4").tobytes()), "picture": (1, [b"..."])}
+    other = {"tags": (1, []), "scores": (2, bytes(4 * 2000)), "pose": (2, bytes(12)), "seed": integers([1, 2])}
+    made = [example(sound(3) | {f"episode_metadata/{name}": x for name, x in one.items()}) for one in (some, other)]
+    store = sw.load(described(rlds(tmp_path, {}, *made), **features))
+    one, two = (episode.info for episode in store.episodes())
+    expected = {"tags": ["a", "\u00e9"], "scores": [0.5], "pose": [[0.0, 1.0], [2.0, 3.0]], "seed": 7}
+    assert {name: one[name] for name in expected} == expected and two["tags"] == []
+    assert left_out(store).split("\n") == [
+        "episode_metadata/picture: Image is not read",
+        "episode_metadata/rows: lists of Sequence is not read",
+    ]
+    for why in (
+        "episode_metadata/scores: more than 1,024 values; left out",
+        "episode_metadata/pose: values that do not have its shape (2, 2); left out",
+        "episode_metadata/seed: values that do not have its shape (); left out",
+    ):
+        assert f"{why}: 1 episodes" in notes(store)
+
+
+@pytest.mark.parametrize("layout", ["columns", "demonstrations"])
+@pytest.mark.parametrize("where", ["obs", "next"])
+def test_observations_of_hdf5_of_which_the_last_next_one_is_no_utf8(tmp_path: Path, layout: str, where: str) -> None:
+    said = [b"a", b"\xc3\xa9", b"b", b"\xff" if where == "next" else b"c"]
+    before, after = said[:3], said[1:]
+    if where == "obs":
+        before, after = [b"\xff", *said[1:3]], said[1:]
+    with h5py.File(path := tmp_path / "data.hdf5", "w") as file:
+        names = ("observations", "next_observations", "actions", "rewards", "terminals")
+        group: Any = file
+        if layout == "demonstrations":
+            names, group = ("obs", "next_obs", "actions", "rewards", "dones"), file.create_group("data/demo_0")
+        for name, texts in zip(names, (before, after), strict=False):
+            group.create_dataset(f"{name}/said", data=texts, dtype=h5py.string_dtype())
+            group[f"{name}/state"] = np.arange(3.0) + (name != names[0])
+        for name, values in zip(names[2:], (np.zeros((3, 1)), np.zeros(3), [False, False, True]), strict=True):
+            group[name] = values
+    store = sw.load(f"hdf5:{path}")
+    assert store.spec.fields["obs.said"] == sw.Field(bytes)
+    (one,) = store.episodes()
+    assert one.obs["said"].bytes() == [*before, after[-1]]
+
+
+@pytest.mark.parametrize("name", ["observation.state.said", "action.said", "observation"])
+def test_texts_of_lerobot_in_the_path_of_another_feature(tmp_path: Path, name: str) -> None:
+    columns = {name: ["a", "b"], "observation.images.said": ["c", "d"]}
+    store = sw.load(files(tmp_path / "data", [columns], **dict.fromkeys(columns, ("string", [1]))))
+    other = {"action.said": "action"}.get(name, "observation.state")
+    assert left_out(store).split("\n")[-1] == f"{name}: its name lies within, or around, that of {other}"
+    assert set(store.spec.fields) == {"obs.state", "obs.images.said", "action"}
+    assert next(iter(store.episodes())).obs["images"]["said"].strings()[:2] == ["c", "d"]
+
+
+def test_texts_that_are_absent_are_no_annotations(tmp_path: Path) -> None:
+    words = ([b"go"] * 2, None, [b""] * 2)
+    made = [example(sound(2) | ({} if one is None else {"steps/said": (1, one)})) for one in words]
+    store = sw.load(rlds(tmp_path, {"said": TEXT}, *made))
+    assert [one.info.get("said") for one in store.episodes()] == ["go", None, None]
+    (tmp_path / "robot").mkdir()
+    columns = [{"said": pa.array(texts, pa.string())} for texts in ([None, None], ["a", "a"])]
+    place = files(tmp_path / "robot" / "data", columns, said=("string", [1]))
+    assert [one.info.get("said") for one in sw.load(place).episodes()] == [None, "a"]

@@ -294,6 +294,9 @@ class ColumnSource:
 
         self._compared: dict[str, np.dtype[Any]] = {}  # dtypes of numbers of any length
         for key, name in self._nexts.items():
+            texts = [each for each in (name, self._obs[key]) if row_kind(self._arrays[each]) == ((), str)]
+            if any(text_type_of(self._arrays[each]) is bytes for each in texts):
+                self._text_types |= dict.fromkeys(texts, bytes)  # the last next observation may be the only such one
             after, there = one(name), one(self._obs[key])
             if after.ragged and not after.text and not there.text:
                 self._compared[key] = _common(after.np_dtype, there.np_dtype)

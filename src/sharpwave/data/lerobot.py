@@ -118,6 +118,13 @@ class LeRobotSource:
 
     def _describe(self) -> None:
         """Make the spec, once the columns of the data are known."""
+        for one in [name for name, field in self._fields.items() if field.text is not None]:
+            roots = self._under(one.split(".")[0]) if one.split(".")[0] in ("observation", "action") else []
+            around = [name for name in roots if f"{one}.".startswith(f"{name}.") or name.startswith(f"{one}.")]
+            if len(around) > 1:
+                other = next(name for name in around if name != one)
+                self.left_out.append(f"{one}: its name lies within, or around, that of {other}")
+                self._leave(one)
         if not self._under("observation") or not self._under("action"):
             raise ValueError(f"{self.name}: features {list(self._fields)[:12]}, expected observation.* and action")
         names = [name for name in self._fields if name.split(".")[0] not in ("observation", "action")]

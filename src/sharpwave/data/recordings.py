@@ -142,7 +142,8 @@ class RecordingSource:
                     said = tuple(array.shape[1:]), array.dtype  # which is refused by name
                 if said is not None:
                     counts[kind, path, *said] += 1
-                    binary |= {(kind, path)} if said[1] is str and text_type_of(array) is bytes else set()
+                    if said[1] is str and text_type_of(array) is bytes:
+                        binary.add((OBS if kind == NEXT_OBS else kind, path))
         if not tried:
             raise damage or ValueError(f"{self.name}: no episodes with steps to import")
         found: dict[str, dict[str, Field]] = {OBS: {}, ACTION: {}, FURTHER: {}}

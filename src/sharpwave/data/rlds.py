@@ -37,6 +37,8 @@ SHARD, MAX_SHARDS = re.compile(r"(.*\.tfrecord-)(\d{1,6})-of-(\d{1,6})"), 1 << 1
 """Name of one of several files; limit of their number, since each is looked for."""
 MAX_NAME_CHARACTERS = 1024
 """Limit of a feature's path."""
+MAX_LISTED = 1024
+"""Limit of values in a list that describes an episode."""
 
 
 class _Feature(NamedTuple):
@@ -97,7 +99,9 @@ class RldsSource:
                 said = self._folder.json("features.json")
                 features = said["featuresDict"]["features"]
                 steps = features["steps"]["sequence"]["feature"]["featuresDict"]["features"]
-                self._about = [f"episode_metadata/{key}" for key in _leaves(features.get("episode_metadata", {}))]
+                self._about: dict[str, tuple[int, ...]] = {}  # shapes of descriptions; -1: of any length
+                for key, feature in _leaves(features.get("episode_metadata", {})).items():
+                    self._add_description(f"episode_metadata/{key}", feature)
                 self._of_any_bytes: set[str] = set()  # strings, unless one is no UTF-8
                 self._features: dict[str, _Feature] = {}
                 for key, feature in _leaves({"featuresDict": {"features": steps}}).items():
@@ -317,6 +321,18 @@ class RldsSource:
         made = field_of(f"{self.name}: steps/{key}", sizes, np.dtype(dtype or "uint8"))
         self._features[key] = _Feature(encoding, made)
 
+    def _add_description(self, key: str, feature: dict[str, Any]) -> None:
+        """Add a feature that describes an episode, or note why it is none."""
+        listed = feature.get("sequence")
+        one: dict[str, Any] = feature if listed is None else listed.get("feature", {})
+        tensor = one.get("tensor") or one.get("scalar") or {}
+        kind = one.get("pythonClassName", "?").rpartition(".")[2]
+        if not ("text" in one or tensor) or tensor.get("encoding", "none") != "none":
+            self.left_out.append(f"{key}: {'' if listed is None else 'lists of '}{kind} is not read")
+            return
+        shape = tuple(int(n) for n in tensor.get("shape", {}).get("dimensions", []))
+        self._about[key] = shape if listed is None else (int(listed.get("length") or -1), *shape)
+
     def _is_beside(self, key: str) -> bool:
         return key.split("/")[0] not in ("observation", "action")
 
@@ -356,6 +372,7 @@ class RldsSource:
         begins = bool(arrays["is_first"][0]) and not arrays["is_first"][1:].any()
         terminated = bool(arrays["is_terminal"][-1])
         steps = rows if self._last_is_step and terminated else rows - 1
+        info, unread = self._info(found)
         observed = {key: arrays[key] for key in self._under("observation")}
         if steps == rows:
             observed = {key: np.concatenate([one, one[-1:]]) for key, one in observed.items()}
@@ -369,21 +386,29 @@ class RldsSource:
             terminated,
             not terminated,
             further,
-            self._info(found),
+            info,
             whole_texts(self.spec, obs, action, further),
-            [f"steps/{key}: a text that is missing; stored as empty texts" for key in lacking]
+            unread
+            + [f"steps/{key}: a text that is missing; stored as empty texts" for key in lacking]
             + ([] if begins else ["is_first is not in the first row only; are rows missing?"]),
         )
 
-    def _info(self, found: dict[str, tfrecord.Value]) -> dict[str, Any]:
+    def _info(self, found: dict[str, tfrecord.Value]) -> tuple[dict[str, Any], list[str]]:
+        """Return an episode's description, and the parts that are not read, in words."""
         info: dict[str, Any] = {}
-        for key in self._about:
-            value = found.get(key)
-            if isinstance(value, list) and len(value) == 1:
-                info[key.partition("/")[2]] = value[0].decode("utf-8", "replace")
-            elif isinstance(value, np.ndarray) and value.size == 1:
-                info[key.partition("/")[2]] = value.item()
-        return info
+        unread: list[str] = []
+        for key, shape in self._about.items():
+            if (value := found.get(key)) is None:
+                continue
+            if len(value) > MAX_LISTED:
+                unread.append(f"{key}: more than {MAX_LISTED:,} values; left out")
+                continue
+            array = objects([one.decode("utf-8", "replace") for one in value]) if isinstance(value, list) else value
+            try:
+                info[key.partition("/")[2]] = array.reshape(shape).tolist()
+            except ValueError:
+                unread.append(f"{key}: values that do not have its shape {shape}; left out")
+        return info, unread
 
     def length(self, number: int) -> int:
         return self._steps_of.get(self._places[number], 0)

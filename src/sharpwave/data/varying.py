@@ -160,10 +160,10 @@ def empty_texts(field: Field, rows: int) -> Objects:
 
 
 def whole_texts(spec: Spec, obs: Any, action: Any, fields: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts that are UTF-8, and the same in all rows of an episode, by field."""
+    """Return the texts that are UTF-8, not empty, and the same in all rows of an episode, by field."""
     rows: dict[str, Sequence[Any]] = {**spec.split_obs(obs), **spec.split_action(action), **fields}
     texts = [name for name, field in spec.fields.items() if field.text is not None]
-    whole = {name: rows[name][0] for name in texts if len(set(rows[name])) == 1}
+    whole = {name: rows[name][0] for name in texts if len(set(rows[name])) == 1 and rows[name][0]}
     return {name: text_rows(name, [one], str)[0] for name, one in whole.items() if text_type([one]) is str}
 
 
