@@ -107,27 +107,37 @@ def take_ragged(target: BatchTarget, message: Frame, spec: Spec) -> None:
     for name, rows in target.ragged.items():
         field = spec.fields[name.removesuffix(AFTER)]
         each = int(np.prod(rows.shape[1:], dtype=np.int64))
-        values, lengths = message.parts.get(f"values:{name}"), message.parts.get(f"lengths:{name}")
-        if not isinstance(values, np.ndarray) or not isinstance(lengths, np.ndarray) or not values.ndim:
-            raise WireError(f"a batch's part without rows of {name}, expected values and lengths")
+        values, sizes = ragged_in(message.parts, name, field)
         count = each * len(target.ids)
-        which = _which(message.parts, name, len(lengths), count) if field.shared and lengths.ndim == 1 else None
-        if lengths.dtype.kind not in "iu" or lengths.shape != (count if which is None else len(lengths),):
-            raise WireError(f"a batch's rows of {name}: lengths {lengths.shape}, expected {count}")
-        sizes = lengths.astype(np.int64)
-        fits = sizes.min(initial=0) >= 0 and sizes.max(initial=0) <= field.most_items and sizes.sum() == len(values)
-        if not fits or values.dtype != field.np_dtype or values.shape[1:] != field.inner:
-            raise WireError(f"a batch's rows of {name}: lengths do not fit {values.shape} {values.dtype}")
-        if field.text == "str":
-            ends = np.cumsum(sizes).tolist()
-            try:
-                for number, (end, size) in enumerate(zip(ends, sizes.tolist(), strict=True)):
-                    check_text(values[end - size : end].data, number)
-            except DamagedError as error:
-                raise WireError(f"a batch's rows of {name}: {error}") from error
-        if which is not None:
-            values, sizes = _repeated(name, values, sizes, which)
+        if field.shared:
+            values, sizes = _repeated(name, values, sizes, _which(message.parts, name, len(sizes), count))
+        elif len(sizes) != count:
+            raise WireError(f"rows of {name}: lengths of {len(sizes)}, expected {count}")
         rows.take_part(target.begin * each, values, sizes, np.empty)
+
+
+def ragged_in(parts: Mapping[str, Any], name: str, field: Field) -> tuple[npt.NDArray[Any], Ints]:
+    """Return rows of any length of a message: their values, one row behind the other, and their lengths.
+
+    Raises: WireError: they are not of ``field``.
+    """
+    values, lengths = parts.get(f"values:{name}"), parts.get(f"lengths:{name}")
+    if not isinstance(values, np.ndarray) or not isinstance(lengths, np.ndarray) or not values.ndim:
+        raise WireError(f"a message without rows of {name}, expected values and lengths")
+    if lengths.dtype.kind not in "iu" or lengths.ndim != 1:
+        raise WireError(f"rows of {name}: lengths {lengths.shape} {lengths.dtype}, expected integers [n]")
+    sizes = lengths.astype(np.int64)
+    fits = sizes.min(initial=0) >= 0 and sizes.max(initial=0) <= field.most_items and sizes.sum() == len(values)
+    if not fits or values.dtype != field.np_dtype or values.shape[1:] != field.inner:
+        raise WireError(f"rows of {name}: lengths do not fit {values.shape} {values.dtype}")
+    if field.text == "str":
+        ends = np.cumsum(sizes).tolist()
+        try:
+            for number, (end, size) in enumerate(zip(ends, sizes.tolist(), strict=True)):
+                check_text(values[end - size : end].data, number)
+        except DamagedError as error:
+            raise WireError(f"rows of {name}: {error}") from error
+    return values, sizes
 
 
 def _which(parts: Mapping[str, Any], name: str, rows: int, count: int) -> Ints:

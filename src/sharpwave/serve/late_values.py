@@ -107,7 +107,7 @@ class LateTaker:
             written = array_in(message.parts, f"written:{name}", np.bool_, rows)
             add_column(target.batch, name, field)
             here = slice(target.begin, target.begin + len(target.ids))
-            for whole, given in ((name, _rows(values, field)), (name + WRITTEN, _bools(written))):
+            for whole, given in ((name, rows_of(values, field)), (name + WRITTEN, _bools(written))):
                 array = target.batch.fields[whole]
                 array[here] = given.reshape(array[here].shape)
 
@@ -241,7 +241,7 @@ def write_values(
     with store._lock:  # the column stays the one that was compared
         check_same(name, store._log.late.column("write_column", name).field, field)
         found = places[0] if len(places) == 1 else store.ids(*places, missing="mask")
-        return store.write_column(name, found, _rows(values, field))
+        return store.write_column(name, found, rows_of(values, field))
 
 
 def field_in(head: Mapping[str, Any]) -> Field:
@@ -315,7 +315,7 @@ def same_kind(one: Field, other: Field) -> bool:
     return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
-def _rows(values: Bytes, field: Field) -> npt.NDArray[Any]:
+def rows_of(values: Bytes, field: Field) -> npt.NDArray[Any]:
     """Return a peer's bytes [n, row bytes] as values [n, *shape]."""
     dtype = field.np_dtype
     if dtype == np.bool_:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.ragged import check_text
-from sharpwave.errors import DamagedError
 from sharpwave.json_values import decode
 from sharpwave.log.late_columns import WRITTEN, described
 from sharpwave.ragged import Ragged
-from sharpwave.serve.late_values import REQUEST_BYTES, Columns, value_requests
+from sharpwave.serve.cut_batches import ragged_in
+from sharpwave.serve.late_values import REQUEST_BYTES, Columns, rows_of, value_requests
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.remote_ids import incarnations
 from sharpwave.serve.shard_episodes import FLAGS, GONE, IDS, MAX_RUNS, OF_STEPS, REWARDS, EpisodeArray
@@ -142,16 +141,13 @@ class _Rows:
 
     def __init__(self, reply: Frame, number: int, kind: Field, array: EpisodeArray) -> None:
         self.array, self._kind, self._at, self._item = array, kind, 0, 0
-        values = f"values:{number}" if kind.ragged else f"{number}"
-        self._absent = values not in reply.parts  # a column that the shard lacks
-        if self._absent:
-            return
-        self._values = array_in(reply.parts, values, np.uint8, *((-1,) if kind.ragged else (-1, kind.row_bytes)))
+        self._absent = False
         if kind.ragged:
-            self._lengths = lengths = array_in(reply.parts, f"lengths:{number}", np.int64, -1)
-            fits = lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= kind.most_items
-            if not fits or int(lengths.sum()) * kind.item_bytes != len(self._values):
-                raise WireError(f"array {array.name!r} of episodes, expected rows of {kind!r}")
+            self._values, self._lengths = ragged_in(reply.parts, str(number), kind)
+        elif str(number) in reply.parts:
+            self._values = array_in(reply.parts, str(number), np.uint8, -1, kind.row_bytes)
+        else:  # a column that the shard lacks
+            self._absent = True
 
     def take(self, count: int) -> Any:
         """Return the next rows."""
@@ -161,21 +157,11 @@ class _Rows:
         if self._at > len(self._lengths if kind.ragged else self._values):
             raise WireError(f"array {self.array.name!r} of episodes: has fewer rows than steps")
         if not kind.ragged:
-            data = np.ascontiguousarray(self._values[begin : self._at]).reshape(-1)
-            made = data != 0 if kind.np_dtype == np.bool_ else data.copy().view(kind.np_dtype)
-            return made.reshape(count, *kind.shape)
+            return rows_of(self._values[begin : self._at].copy(), kind)  # not of the message's memory
         lengths = self._lengths[begin : self._at]
         first, self._item = self._item, self._item + int(lengths.sum())
-        data = self._values[first * kind.item_bytes : self._item * kind.item_bytes].copy()
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        if kind.text == "str":
-            try:
-                for row, (one, end) in enumerate(zip(offsets.tolist(), offsets[1:].tolist(), strict=False)):
-                    check_text(data[one:end].data, row)
-            except DamagedError as error:
-                raise WireError(f"array {self.array.name!r} of episodes: {error}") from error
-        values = data.view(kind.np_dtype).reshape(-1, *kind.inner)
-        return Ragged(values, offsets, text=kind.text)
+        return Ragged(self._values[first : self._item].copy(), offsets, text=kind.text)
 
 
 def _joined(kind: Field, parts: Sequence[Any]) -> Any:

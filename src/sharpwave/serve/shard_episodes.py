@@ -62,7 +62,7 @@ def arrays_of(store: Store, client: Client, frame: Frame) -> Reply:
     The request has the episodes' ``first`` ids, their numbers of steps ``count``, and whether they ``ended``; and a
     list ``arrays`` of ``EpisodeArray``. Of the first episode it has had ``begin`` steps. The reply has ``steps`` [k],
     the number of steps of each of the first k that it brings, of which the last may be a part; or ``GONE``. Each array
-    k is a part "k", uint8 [rows, row bytes]; of rows of any length it is "values:k", uint8, and "lengths:k". A column
+    k is a part "k", uint8 [rows, row bytes]; of rows of any length it is "values:k" and "lengths:k". A column
     that the shard lacks has no part.
     """
     reader, runs, asked = _reader(store), _runs(store, frame), _asked(frame)
@@ -162,8 +162,7 @@ def _parts(number: int, kind: Field, found: Sequence[Any]) -> dict[str, Any]:
     if not kind.ragged:
         rows = [one.reshape(len(one), -1).view(np.uint8) for one in map(np.ascontiguousarray, found)]
         return {f"{number}": np.concatenate([np.zeros((0, kind.row_bytes), np.uint8), *rows])}
-    values = [np.ascontiguousarray(one.values).reshape(-1).view(np.uint8) for one in found]
     return {
-        f"values:{number}": np.concatenate([np.zeros(0, np.uint8), *values]),
+        f"values:{number}": np.concatenate([np.zeros((0, *kind.inner), kind.np_dtype), *(one.values for one in found)]),
         f"lengths:{number}": np.concatenate([np.zeros(0, np.int64), *(one.lengths for one in found)]),
     }
