@@ -207,3 +207,28 @@ def test_cut_patches_are_those_of_delta(picture: tuple[Array, int], trained: boo
         assert written[0] == plain
     decoded = Delta().decode(Packed(written[0], last - first + 1, size, dictionary, line))
     np.testing.assert_array_equal(decoded, rows[first : last + 1])
+
+
+@EXAMPLES
+@given(seed=st.integers(0, 1 << 32), line=st.sampled_from([0, 36, 96, 288]), share=st.floats(0.005, 0.1))
+def test_noise_of_single_bytes_is_painted_as_it_was(seed: int, line: int, share: float) -> None:
+    """Bytes of one line and of two, at the edges too, between sprites and values that are not in the table."""
+    rng = np.random.default_rng(seed)
+    size = 288 * int(rng.integers(20, 97))
+    still = np.repeat(rng.integers(0, 9, size // 32 + 1), 32)[:size].astype(np.uint8)
+    rows = np.broadcast_to(still, (int(rng.integers(1, 9)), size)).copy()
+    noisy = rng.random(rows.shape) < share
+    rows[noisy] ^= 1
+    for row in rows:
+        begin = int(rng.integers(0, size - 40))
+        row[begin : begin + 40] = rng.integers(0, 255, 40)
+        if line:
+            row[line:][noisy[0, :-line] & (rng.random(size - line) < 0.5)] ^= 2
+    rows[:, [0, -1]] = 200
+    coded = Patches().encode(rows, still.tobytes(), line)
+    assert coded is not None
+    column = Packed(coded, len(rows), size, still.tobytes(), line)
+    Patches().check(column)
+    np.testing.assert_array_equal(Patches().decode(column), rows)
+    for row in rng.integers(0, len(rows), 3).tolist():
+        np.testing.assert_array_equal(Patches().decode_row(column, row), rows[row])
