@@ -75,13 +75,14 @@ class Readers:
         memory: uint8 [bytes].
         state: int64 [slots]; ``core.COMING`` while a slot is being read, then READ or SUSPECT: a failed read, or a
             mismatch of the checksum.
+        room: bytes of memory for segments.
         files: if its ``pread`` is the system's, reading takes no interpreter lock.
     """
 
-    def __init__(self, memory: Bytes, state: Ints, files: Files) -> None:
+    def __init__(self, memory: Bytes, state: Ints, room: int, files: Files) -> None:
         self._memory, self._files = memory, files
         self._queue = core.ReadQueue(memory, state)
-        self.count = max(MIN_READERS, min(MAX_READERS, len(memory) // BYTES_PER_READER))
+        self.count = max(MIN_READERS, min(MAX_READERS, room // BYTES_PER_READER))
         self._started = 0
         self._wakes: SimpleQueue[bool] = SimpleQueue()  # of Python's threads
 
@@ -97,13 +98,15 @@ class Readers:
 
     def start(self, reads: Ints) -> None:
         """Start ``reads`` [n, ``core.READ_COLUMNS``]. Not thread-safe.  Cost: 10 us."""
-        if not self._started:
+        if not self._started and not self._files.native:
             self._begin()
         begin = 0
         while begin < len(reads):
             count = self._queue.put(reads[begin:])
             begin += count
-            if not self._files.native:
+            if self._files.native:
+                self._started = self._queue.start_readers(self.count)
+            else:
                 for _ in range(min(count, self._started)):
                     self._wakes.put(True)
             if begin < len(reads):
@@ -130,10 +133,7 @@ class Readers:
         self._started = 0
 
     def _begin(self) -> None:
-        """Start the threads: fewer, or none, where the system allows no more."""
-        if self._files.native:
-            self._started = self._queue.start_readers(self.count)
-            return
+        """Start Python's threads: fewer, or none, where the system allows no more."""
         with contextlib.suppress(RuntimeError, MemoryError):
             work = self._files, self._memory, self._queue, self._wakes
             for _ in range(self.count):

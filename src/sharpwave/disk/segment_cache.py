@@ -65,7 +65,7 @@ class SegmentCache:
         self._state = zeros(slots + TOGETHER, np.int64)  # of slots, then of reads of columns
         self._parts = zeros(slots, np.int64)  # columns in memory, a bit each, of segments that are not there as a whole
         self.apart = zeros(slots, np.bool_)
-        self._readers = Readers(arena.memory, self._state, self._disk.files)
+        self._readers = Readers(arena.memory, self._state, arena.reserved_bytes, self._disk.files)
 
     def place(self, slot: int, base: int) -> None:
         """Enter the segment in ``slot``, at ``base`` of the arena.  Raises: MemoryError."""
