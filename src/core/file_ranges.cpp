@@ -16,6 +16,7 @@
 #include <unistd.h>
 #endif
 #if defined(__linux__)
+#include <fcntl.h>
 #include <sys/syscall.h>
 #endif
 
@@ -53,6 +54,15 @@ bool is_cached([[maybe_unused]] int64_t descriptor, [[maybe_unused]] int64_t off
     return static_cast<int64_t>(answer.cached) >= (offset + nbytes + page - 1) / page - offset / page;
 #else
     return true;
+#endif
+}
+
+bool free_range([[maybe_unused]] int64_t descriptor, [[maybe_unused]] int64_t offset, [[maybe_unused]] int64_t nbytes) {
+#if defined(__linux__)
+    constexpr int mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE;
+    return fallocate(static_cast<int>(descriptor), mode, offset, nbytes) == 0;
+#else
+    return false;
 #endif
 }
 
@@ -95,6 +105,9 @@ void define_file_ranges(nanobind::module_& module) {
     module.attr("WINDOW_BYTES") = window_bytes;
     module.def("is_cached", &is_cached, "descriptor"_a, "offset"_a, "nbytes"_a,
                "Return whether the page cache holds all of a range of a file, or that is unknown.");
+    module.def("free_range", &free_range, "descriptor"_a, "offset"_a, "nbytes"_a,
+               "Give the disk space of a range of a file back, which reads as zeros from then on; return whether the "
+               "system can.");
     module.def(
         "read_range",
         [](int64_t descriptor, int64_t direct, int64_t offset, Bytes out) {

@@ -32,6 +32,9 @@ const ReadWindow& own_window();
 // a hint.
 bool is_cached(int64_t descriptor, int64_t offset, int64_t nbytes);
 
+// Gives the disk space of a range of a file back, which reads as zeros from then on; returns whether the system can.
+bool free_range(int64_t descriptor, int64_t offset, int64_t nbytes);
+
 // Fills ``target`` from ``offset`` of a file; returns whether all of it was read.
 // ``direct``: a descriptor for reads that bypass the page cache; -1: there is none.
 bool read_range(int64_t descriptor, int64_t direct, int64_t offset, Bytes target, const ReadWindow& window);

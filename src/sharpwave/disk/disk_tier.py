@@ -554,7 +554,8 @@ class DiskTier:
             self.end_reads()
         finally:
             try:
-                self.regions.close()
+                # A store that drops steps on a full disk would not get the space again.
+                self.regions.close(keep_room=self.budget.drops)
             finally:
                 self.regions.directory.close()
                 self._hold.close()

@@ -530,15 +530,23 @@ class RegionFiles:
         if self.directory.names_file(name, descriptor):
             self.files.unlink(self.directory, name)
 
-    def close(self) -> None:
-        """Close the files."""
+    def close(self, *, keep_room: bool = True) -> None:
+        """Close the files; unless ``keep_room``, give back the disk space allocated for records to come."""
         if self._spare >= 0:
             self.release_spare()
         for region in self.regions.values():
             with contextlib.suppress(OSError):  # opening the store finds the file, at no cost
                 self._clean(region)
+                if not keep_room:
+                    self._free_unused(region)
             region.close()
         self.regions.clear()
+
+    def _free_unused(self, region: Region) -> None:
+        """Give back a file's disk space behind its records, but for some notes."""
+        end = region.used + max(NOTE_ROOM, self.nbytes // NOTE_SHARE)
+        if not region.finished and region.descriptor >= 0 and end < region.allocated:
+            self.files.free(region.descriptor, end, region.allocated - end)
 
     def leave(self) -> None:
         """Close the files without writing: they are another process's."""

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from sharpwave.native import descriptors
+from sharpwave.native import core, descriptors
 from sharpwave.native.directory import BINARY, UNWRITABLE, Directory, IrregularError, kind_of, open_at
 
 
@@ -85,6 +85,11 @@ class Files:
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                     raise
+
+    def free(self, descriptor: int, offset: int, nbytes: int) -> bool:
+        """Give the disk space of a file's range back, which reads as zeros from then on; return whether the system
+        can."""
+        return core.free_range(descriptor, offset, nbytes)
 
     def truncate(self, descriptor: int, nbytes: int) -> None:
         """Truncate or extend a file to ``nbytes``."""
