@@ -28,7 +28,10 @@ from sharpwave.sampling.retention import Newcomer, Retention
 
 MAX_HELD_OF_COPIED = 0.95
 """A region of which at most this share is held is compacted when a limit was lowered."""
-
+BATCH_ROOM_SHARE = 1 / 16
+"""With a disk: share of ``ram`` that the index of segments and shared values leaves to a batch."""
+VIEW_BYTES = 32
+"""Bytes that a view takes for each segment, of a store that may get one."""
 
 W = TypeVar("W")
 
@@ -508,6 +511,28 @@ class Admission:
         """Return whether there would be room for a sealed segment and the open ones beside ``values`` bytes of shared
         values."""
         return self.space.open_bytes() + self.space.arena.chunk_bytes <= self.arena_bytes(values)
+
+    def fits_beside(self, values: int) -> bool:
+        """Return whether segments, a view and a batch fit beside ``values`` bytes of shared values, outside their
+        cache."""
+        room = self.arena_bytes(values) - self.min_segment_bytes - VIEW_BYTES * self.space.index.highest
+        return max(0, (self.ledger.ram or 0) * BATCH_ROOM_SHARE - self.ledger.batch_bytes) <= room
+
+    def check_index(self) -> None:
+        """Refuse another segment on disk where the index would leave too little of ``ram``.  Raises: MemoryError."""
+        ram, index = self.ledger.ram, self.space.index
+        if self.disk is None or ram is None or self.fits_beside(self.sealed.shared.needed_bytes):
+            return
+        raise MemoryError(
+            f"store: the index of {index.highest:,} segments takes {index.touched_bytes:,} bytes of memory"
+            f"{self._beside()}, which leaves too few of ram={ram:,} for open segments and batches; raise it, lower "
+            f"capacity= or disk_limit=, or raise segment_steps= (now {self.space.layout.stride})"
+        )
+
+    @property
+    def min_segment_bytes(self) -> int:
+        """Return the bytes of open segments, which never leave the arena, and of room to seal or read one."""
+        return self.space.open_bytes() + 2 * self.space.arena.chunk_bytes
 
     def arena_bytes(self, values: int) -> float:
         """Return the bytes that ``ram`` would leave to segments beside ``values`` bytes of shared values."""

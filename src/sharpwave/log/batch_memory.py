@@ -15,8 +15,6 @@ from sharpwave.memory.ledger import MAX_BATCH_SHARE
 
 KEPT_TRANSITIONS = 2048
 """Transitions for which room is reserved from the start, as far as the batches' share of ``ram`` allows."""
-VALUE_ROOM_SHARE = 1 / 16
-"""With a disk: share of ``ram`` that appended shared values leave to a batch."""
 
 
 class BatchMemory:
@@ -53,7 +51,7 @@ class BatchMemory:
         if ram is None:
             return
         self.pool.collect()
-        held, least = self.pool.held_bytes, self.min_segment_bytes + self._beside_bytes(ram)
+        held, least = self.pool.held_bytes, self._admission.min_segment_bytes + self._beside_bytes(ram)
         batches = held + batch_bytes
         need = max(least + max(batches, self._kept(ram, batch_bytes)), math.ceil(batches / MAX_BATCH_SHARE))
         if need > ram:
@@ -137,20 +135,9 @@ class BatchMemory:
         """Return the bytes of memory that batches may take in addition."""
         space = self._space
         cached = space.segment_cache is not None  # then sealed segments are uncached for a batch
-        segment_bytes = self.min_segment_bytes if cached else space.arena.committed_bytes
+        segment_bytes = self._admission.min_segment_bytes if cached else space.arena.committed_bytes
         return self._ledger.batch_room_bytes(ram, segment_bytes - self._shared.reserved)
 
     def _beside_bytes(self, ram: int) -> int:
         """Return the bytes for other parts than segments and batches, without the cache of shared values."""
         return self._ledger.beside_bytes(ram) - self._shared.reserved
-
-    def fits_beside(self, values: int) -> bool:
-        """Return whether segments and a batch fit beside ``values`` bytes of shared values, outside their cache."""
-        room = self._admission.arena_bytes(values) - self.min_segment_bytes
-        batch = (self._ledger.ram or 0) * VALUE_ROOM_SHARE
-        return max(0, batch - self._ledger.batch_bytes) <= room
-
-    @property
-    def min_segment_bytes(self) -> int:
-        """Return the bytes of open segments, which never leave the arena, and of room to seal or read one."""
-        return self._space.open_bytes() + 2 * self._space.arena.chunk_bytes

@@ -140,8 +140,11 @@ class Sealing:
 
         Raises: MemoryError; then no slot is taken.
         """
+        highest = self._index.highest
         slot = self._admission.take_slot()
         try:
+            if self._index.highest > highest:
+                self._admission.check_index()
             self._opened.prepare(lane, slot)
             carried = None if successor is None else self._opened.columns.values.carry(slot, successor)
             if reserve is not None:

@@ -202,7 +202,7 @@ class StepLog:
         if ram is None:
             return math.inf
         needed = self.shared.needed_bytes
-        free = self.admission.arena_bytes(needed) - self.batches.min_segment_bytes
+        free = self.admission.arena_bytes(needed) - self.admission.min_segment_bytes
         return min(VALUE_CACHE_SHARE * ram, MAX_VALUE_SHARE * ram - needed, free)
 
     @property
@@ -402,10 +402,10 @@ class StepLog:
         if not self.shared:
             yield rows
             return
-        before = self.shared.nbytes
+        before, needed = self.shared.nbytes, self.shared.needed_bytes  # what a cache may take gives way to others
         given, taken = self.shared.put(slots, rows)
         try:
-            if self.shared.nbytes > before:
+            if self.shared.needed_bytes > needed:
                 self.fit_values(self.shared.nbytes - before)
             yield given
         except BaseException:
@@ -421,7 +421,7 @@ class StepLog:
         ram, nbytes = self.ledger.ram, self.shared.nbytes
         if self.disk is not None and ram is not None:
             needed = self.shared.needed_bytes
-            if needed > MAX_VALUE_SHARE * ram or not self.batches.fits_beside(needed):
+            if needed > MAX_VALUE_SHARE * ram or not self.admission.fits_beside(needed):
                 raise MemoryError(
                     f"store: the index of {len(self.shared):,} shared values, and those that are not on disk yet, take "
                     f"{needed:,} bytes of memory, which leaves too few of ram={ram:,} for segments and batches, even "
