@@ -302,3 +302,24 @@ def test_conditions_read_little_of_a_disk(tmp_path: Path) -> None:
         assert [one.info["task"] for one in store.episodes(where="task = 'pull'")] == ["pull"] * 10
         assert len(store.table("episodes").read_all()) == 20
         assert store.stats()["disk"]["bytes_read"] - before < 20 * 48 * 4096 / 8  # the last segment thrice
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (None,), (None, 3)])
+def test_values_of_two_bytes_are_read_by_duckdb(shape: tuple[int | None, ...], tmp_path: Path) -> None:
+    """DuckDB has no float16: tables have float32, in which each value is exact."""
+    spec = sw.Spec(obs=sw.Field((), "uint8"), action=sw.Field((), "int64"), half=sw.Field(shape, "float16"))
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal([k % 4 if axis is None else axis for axis in shape]) for k in range(24)]
+    halves = [np.asarray(one, np.float16) for one in values]
+    where = "half > 0.5" if shape == () else "len(half) > 1 and action % 2 = 0"
+    holds = [bool(one > 0.5) if shape == () else one.size > 1 and k % 2 == 0 for k, one in enumerate(halves)]
+    if shape == (None, 3):
+        holds = [len(one) > 1 and k % 2 == 0 for k, one in enumerate(halves)]
+    with sw.Store(spec, capacity=100, disk=tmp_path / "s") as store:
+        for k, half in enumerate(halves):
+            store.append(obs=0, action=k, reward=0.0, terminated=k % 8 == 7, truncated=False, half=half)
+        steps = duckdb.from_arrow(store.table("steps").read_all())
+        for k, half in steps.project("action, half").fetchall():
+            assert np.array_equal(np.asarray(half, np.float32).reshape(-1), halves[k].astype(np.float32).reshape(-1)), k
+        view = store.transitions(where=where)
+        assert sorted(view.fetch(view.sampleable_ids()).action.tolist()) == np.flatnonzero(holds).tolist()

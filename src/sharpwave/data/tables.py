@@ -8,6 +8,7 @@ import string
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -252,6 +253,8 @@ def step_schema(pa: Any, fields: Mapping[str, Field], names: Sequence[str], take
 
 
 def _field(pa: Any, name: str, field: Field) -> Any:
+    if field.dtype == "float16":  # DuckDB has no type of two bytes
+        field = replace(field, dtype="float32")
     shape = {"shape": json.dumps(list(field.shape))} if field.shape and field.text is None else None
     return pa.field(name, arrow_type(pa, field), metadata=shape)
 
