@@ -70,7 +70,7 @@ from sharpwave.validation import (
     checked_steps,
     max_lanes,
 )
-from sharpwave.views.batch import SequenceBatch
+from sharpwave.views.batch import Batch, SequenceBatch
 from sharpwave.views.conditions import Condition
 from sharpwave.views.episodes import (
     EpisodeReader,
@@ -90,10 +90,11 @@ from sharpwave.views.episodes import (
 )
 from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.ids import Ids, Tag, check_tag, tag_of, tagged
-from sharpwave.views.replay import Replay, checked_errors, checked_ids, without_gradient
+from sharpwave.views.replay import Replay, checked_errors, checked_ids, flat_names, without_gradient
 from sharpwave.views.sequences import Sequences, Windows, window_values
 from sharpwave.views.step_views import NStep, Transitions
 from sharpwave.views.store_views import Views
+from sharpwave.views.stored_steps import StepFetcher
 from sharpwave.views.view import STEPS, View
 from sharpwave.writing import OTHERWISE, Writing
 
@@ -207,6 +208,7 @@ class Store:
         self._views = Views(self._log, self._lock, self._gate, settings.seed, self._life)
         self._step_tag = Tag(self._log.tag, STEPS)
         self._writing = Writing(self._log, self._lock, self._gate, self._views, self._step_tag)
+        self._steps = StepFetcher(self._log, self._step_tag)
         self._servers: list[Any] = []  # a StoreServer, while there is one
         if left is None or not left.writers_go_on:
             settle(self._log)
@@ -811,6 +813,27 @@ class Store:
             lane, step = where[0][gone[0]], where[1][gone[0]]
             raise KeyError(f"ids: step {step} of lane {lane} was evicted, or not appended yet; {gone.size} are missing")
         return tagged(found, self._step_tag)
+
+    def fetch(self, ids: npt.ArrayLike | Batch, *, fields: Sequence[str] | None = None) -> Batch:
+        """Return the steps ``ids`` [n], the newest ones included, as they are stored, without what follows them.
+
+        The batch is as of transitions of one step with ``gamma=1``, but has no ``next_obs``: so half as many
+        observations are decoded as by ``transitions().fetch``. ``weights`` and ``probabilities`` are 1 and NaN.
+
+        Args:
+            ids: of steps: ``batch.ids`` of transitions, ``episode.ids``, ``Store.ids``.
+            fields: names of the fields that the batch has, which alone are read and decoded, as for ``sample``.
+
+        Raises:
+            KeyError: a step that was evicted or deleted.  ValueError: ids of another store, or of windows.
+            DamagedError: a segment cannot be read.  MemoryError: ``ram`` has no room for the batch.
+        """
+        checked = checked_ids("fetch", ids, self._step_tag)
+        with self._lock:
+            self._log.check_open()
+            spec = self._log.late.spec
+            names = None if fields is None else flat_names(fields, spec, spec.fields)
+            return self._steps.fetch(checked, names)
 
     def episodes(self, *, order: Order = "oldest", lanes: Any = None, where: Any = None) -> Episodes:
         """Find the episodes with held steps, including unfinished ones.

@@ -21,7 +21,7 @@ from sharpwave.serve import cut_batches
 from sharpwave.serve.cut_batches import Dictionaries
 from sharpwave.serve.link import Link
 from sharpwave.serve.wire import Frame, Request, WireError
-from sharpwave.views.batch_source import BatchSource
+from sharpwave.views import filling
 from tests.serve.serving import served
 from tests.support.examples import every_two, examples
 
@@ -184,8 +184,8 @@ def test_any_settings_bit_for_bit(data: st.DataObject, tmp_path: Path) -> None:
 def test_rows_of_a_store_on_disk_that_memory_holds_only_parts_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    resident = BatchSource._resident
-    monkeypatch.setattr(BatchSource, "_resident", lambda source, slots: min(7, resident(source, slots)))
+    resident = filling.resident
+    monkeypatch.setattr(filling, "resident", lambda log, slots, columns: min(7, resident(log, slots, columns)))
     with served(1, tmp_path, "tcp", spec_of("zstd"), segment_steps=16, ram="8MiB", disk=tmp_path / "store") as there:
         written(there.stores[0], 200, 0)
         for kind in ("one step", "windows"):

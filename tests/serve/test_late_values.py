@@ -23,7 +23,7 @@ from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.server import Server
 from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Frame, Request, WireError
-from sharpwave.views.batch_source import BatchSource
+from sharpwave.views import filling
 from tests.serve.serving import Kind, Served, served
 from tests.support.examples import every_two, examples
 
@@ -595,8 +595,8 @@ def test_batches_that_are_read_from_disk_in_parts_have_their_values(
     with served(1, tmp_path, kind, spec=SPEC, disk=tmp_path / "d") as there:
         filled(there)
         there.stores[0].derive("x", lambda action: np.stack([action, action], 1), ("action",))
-        resident = BatchSource._resident
-        monkeypatch.setattr(BatchSource, "_resident", lambda self, slots: min(7, resident(self, slots)))
+        resident = filling.resident
+        monkeypatch.setattr(filling, "resident", lambda log, slots, columns: min(7, resident(log, slots, columns)))
         transitions, windows = there.cluster.transitions(), there.cluster.sequences(10, burn_in=2, stride=5)
         for _ in range(3):
             batch, many = transitions.sample(120), windows.sample(20)

@@ -49,7 +49,7 @@ from sharpwave.views.view import STEPS
 
 LOCAL_CAPACITY = 64
 OF_STORES = {
-    "annotations", "branch", "delete_version", "drop_steps", "export", "ids",
+    "annotations", "branch", "delete_version", "drop_steps", "export", "fetch", "ids",
     "read_column", "snapshot", "table", "versions",
 }  # fmt: skip
 """Verbs that only stores have."""

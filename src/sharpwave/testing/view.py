@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.views.batch_source import BatchSource
+from sharpwave.views import filling
 from sharpwave.views.replay import Replay
 from sharpwave.views.view import View
 
@@ -180,13 +180,13 @@ class ViewSuite:
 
     def test_a_batch_is_the_same_in_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Batches are filled in parts when memory is too small for all of their segments."""
-        resident = BatchSource._resident
+        resident = filling.resident
         with self._store(tmp_path / "store") as store:
             Play(store, 5).go_on(150)
             replay = store.view(self.make_view())
             ids = replay.sampleable_ids()
             whole = self._told(replay.fetch(ids))
-            monkeypatch.setattr(BatchSource, "_resident", lambda source, slots: resident(source, slots[:3]))
+            monkeypatch.setattr(filling, "resident", lambda log, slots, columns: resident(log, slots[:3], columns))
             assert self._told(replay.fetch(ids)) == whole
 
     @pytest.mark.parametrize("max_times_sampled", [None, 2], ids=["any times", "twice"])

@@ -20,7 +20,7 @@ from sharpwave.sampling.protocol import Draw, Sampler, as_json, check_sampler, d
 from sharpwave.validation import Missing
 from sharpwave.views.conditions import Judge
 from sharpwave.views.draws_ahead import Drawn, UnusedDraws
-from sharpwave.views.gather import UndecodableError
+from sharpwave.views.filling import fill_target
 from sharpwave.views.ids import Tag
 from sharpwave.views.items import Items, Undo, Uses
 from sharpwave.views.layout import BatchLayout, BatchTarget
@@ -349,53 +349,13 @@ class BatchSource:
             DamagedError: a segment is damaged; it is in ``log.sealed.damaged``.
             MemoryError: there is no room to read one.
         """
-        log, view = self.log, self.view
         self.items.write_ids(target.draw.items, target.ids)
+        filled = None
         if target.cutter is not None:
             target.cutter.clear()
-        filled = None if target.cutter is not None else self.filler()
-        filler = None if filled is None else filled[2]
-        try:
-            if log.segment_cache is None:
-                target.fill(view, filler, 0)
-            else:
-                begin, slots = 0, view.drawn_segments(target.draw.items, target.draw.uniforms)
-                if not slots.shape[1]:
-                    target.fill(view, filler, 0)
-                    begin = len(slots)
-                while begin < len(slots):
-                    end = begin + self._resident(slots[begin:])
-                    part = target if end - begin == len(slots) else target.part(begin, end)
-                    part.fill(view, filler, begin)
-                    begin = end
-        except UndecodableError as error:
-            error.set_aside(log)
-            raise
-        if target.cutter is None:
-            view.finish(target)
-
-    def _resident(self, slots: Ints) -> int:
-        """Read the segments ``slots`` [n, k] of items into memory, for as many of the first items as fit.
-
-        Returns their number.
-
-        Raises:
-            MemoryError: not even one fits.  DamagedError: a segment that was read is damaged.
-        """
-        cache = self.log.segment_cache
-        assert cache is not None
-        needed = np.ascontiguousarray(slots).reshape(-1)
-        ready: int = cache.require(needed, self.view.read_columns) // slots.shape[1]
-        if cache.damaged:
-            for one in needed[: slots.shape[1] * ready].tolist():
-                if one in cache.damaged:
-                    raise DamagedError(cache.damaged[one])
-        if ready == 0:
-            raise MemoryError(
-                f"sample: ram leaves {self.log.arena.limit_bytes:,} bytes, too few to read a segment from disk; raise "
-                f"ram=, or {self.log.space.layout.remedy}"
-            )
-        return ready
+        else:
+            filled = self.filler()
+        fill_target(self.log, self.view, target, None if filled is None else filled[2])
 
     def _set_aside_damaged(self) -> bool:
         """Exclude the items of segments that cannot be read or decoded.

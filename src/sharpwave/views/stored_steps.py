@@ -1,0 +1,102 @@
+"""Steps by their ids, as they are stored: batches without what follows a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.memory.segment_index import LEAF_BITS
+from sharpwave.native import core
+from sharpwave.views.batch import Batch
+from sharpwave.views.filling import fill_target
+from sharpwave.views.ids import Tag
+from sharpwave.views.layout import Arrays, BatchLayout
+from sharpwave.views.step_views import HERE, NUMBERS, NStep, empty_rows, numbers
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+    from sharpwave.ragged import Ragged
+
+Ints = npt.NDArray[np.int64]
+
+
+class StoredSteps(NStep):
+    """View of single steps with no successor: it finds no items, but fills a batch of those that it is given."""
+
+    kind = "fetch"
+    places_arrays = True
+
+    def __init__(self) -> None:
+        super().__init__(1, 1.0)
+
+    def take_columns(self) -> None:
+        super().take_columns()
+        endings = [core.OF_FRAMES if end == core.OF_FRAMES_AFTER else end for _, _, end in self._windows]
+        self._windows = [(*window[:2], end) for window, end in zip(self._windows, endings, strict=True)]
+        self._endings = np.array(endings, np.uint8)
+
+    def no_rows(self, count: int) -> dict[str, Ragged]:
+        return {name: empty_rows(self._spec.fields[name], count) for name in self.ragged}
+
+    def batch(self, arrays: Arrays) -> Batch:
+        """Return a ``Batch`` whose ``next_obs`` is ``None``."""
+        spec = self._spec
+        return Batch(
+            obs=self.joined(spec.join_obs, spec.obs_names, arrays, HERE),
+            action=self.joined(spec.join_action, spec.action_names, arrays, HERE),
+            next_obs=None,
+            fields=self.further(arrays, HERE),
+            **numbers(arrays, tuple(NUMBERS)),
+        )
+
+
+class StepFetcher:
+    """Reader of a log's steps by their ids. The store's lock is held.
+
+    Args:
+        tag: of ids of steps.
+    """
+
+    def __init__(self, log: StepLog, tag: Tag) -> None:
+        self._log, self._tag = log, tag
+        self._whole: StoredSteps | None = None
+        self._version = -1  # of the late columns
+
+    def fetch(self, ids: Ints, names: frozenset[str] | None) -> Batch:
+        """Return the steps ``ids`` [n], with the fields ``names`` only; ``None``: with all.
+
+        Raises:
+            KeyError: a step is not held.  DamagedError: a segment cannot be read.  MemoryError.
+        """
+        view = self._view(names)
+        layout = BatchLayout(view.columns(), view.scratch_rows, len(ids))
+        self._held(ids)
+        blocks = self._log.batches.lend(layout.sizes, layout.roots, layout.work_bytes)
+        target = layout.over(blocks, view, self._tag)
+        target.draw.items[:] = self._held(ids)  # memory for the batch may have evicted some
+        target.draw.probabilities.fill(np.nan)
+        target.draw.weights.fill(1)
+        target.ids[:] = ids
+        if len(ids):
+            fill_target(self._log, view, target)
+        batch: Batch = target.batch
+        return batch
+
+    def _held(self, ids: Ints) -> Ints:
+        """Return the leaves of steps.  Raises: KeyError."""
+        items, there = self._log.late.held(ids)
+        if not there.all():
+            gone = int(ids[~there][0])
+            raise KeyError(f"fetch: step {gone} ({gone >> LEAF_BITS} << {LEAF_BITS} and more) was evicted or deleted")
+        return items
+
+    def _view(self, names: frozenset[str] | None) -> Any:
+        if self._whole is None:
+            self._whole = StoredSteps()
+            self._whole.bind(self._log)
+        elif self._version != self._log.late.version:
+            self._whole.take_columns()
+        self._version = self._log.late.version
+        return self._whole if names is None else self._whole.only(names)
