@@ -382,11 +382,11 @@ class Store:
         there are such fields), ``shared_values`` (likewise), ``checkpoint`` (copies while one is written, 12 MiB at
         most, and while views are written to the store's folder; not counted in ``ram``); ``total_bytes``, their sum:
         the growth of the process; ``held_batch_bytes``: batches that the caller holds; ``encoded_bytes_per_step``: of
-        sealed segments, 0 before the first; ``fixed_bytes``: buffers whose size steps do not change (all but
-        ``arena_used``, ``index`` and ``samplers``); ``bytes_per_step``: all bytes by all steps;
-        ``raw_bytes_per_step``: before encoding, of ragged fields by a guess; ``append_waits``, ``append_wait_s``,
-        ``sample_waits``, ``sample_wait_s``: on rate limiters; ``shared``: of each field with shared values how many
-        there are, and their bytes, only where there are such fields;
+        sealed segments, 0 before the first, and of shared values by all steps; ``fixed_bytes``: buffers whose size
+        steps do not change (all but ``arena_used``, ``index``, ``samplers`` and ``shared_values``);
+        ``bytes_per_step``: all bytes by all steps; ``raw_bytes_per_step``: before encoding, of ragged fields by a
+        guess; ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters; ``shared``:
+        of each field with shared values how many there are, and their bytes, only where there are such fields;
         ``codecs``: columns by field and codec; ``damaged``: messages about segments that could not be read or decoded.
         With a disk ``disk``: ``bytes`` of files, ``resident_segments`` (cached), ``hits`` and ``misses`` of sampled
         segments, ``bytes_read``, ``joined`` (reads merged with an adjacent one), ``stalls`` and ``waited_s`` (sampling

@@ -20,8 +20,10 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
     pool.collect()
     taken = _taken(log) | {"batches": log.ledger.batch_bytes}
     total = sum(taken.values())
-    growing = ("arena_used", "index", "samplers")
+    growing = ("arena_used", "index", "samplers", "shared_values")
     sealed_steps = int(index.rows[sealed].sum())
+    shared = log.shared.counts() if log.shared else {}
+    shared_bytes = sum(one["bytes"] for one in shared.values()) if sealed_steps else 0
     found = {
         "steps": log.steps,
         "deleted_steps": log.deleted_steps,
@@ -35,8 +37,9 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
         "total_bytes": total,
         "held_batch_bytes": pool.held_bytes,
         "bytes_per_step": total / max(1, log.steps),
-        "fixed_bytes": total - sum(taken[name] for name in growing),
-        "encoded_bytes_per_step": inventory.sealed_bytes / max(1, sealed_steps),
+        "fixed_bytes": total - sum(taken.get(name, 0) for name in growing),
+        "encoded_bytes_per_step": inventory.sealed_bytes / max(1, sealed_steps)
+        + shared_bytes / max(1, inventory.held_steps),
         "raw_bytes_per_step": log.spec.step_bytes,
         "append_waits": gate.waits["append"],
         "append_wait_s": gate.seconds["append"],
@@ -52,7 +55,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
         },
     }
     if log.shared:
-        found["shared"] = log.shared.counts()
+        found["shared"] = shared
     if log.disk is not None and log.segment_cache is not None:
         found["disk"] = {
             "bytes": log.disk.nbytes,

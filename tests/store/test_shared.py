@@ -168,6 +168,21 @@ def test_statistics_count_values() -> None:
     assert "shared" not in sw.Store(spec_of(), capacity=1000).stats()
 
 
+def test_encoded_bytes_a_step_count_values() -> None:
+    taken = {}
+    for many in (1, 100):
+        store = sw.Store(spec_of(prompt=PROMPT), capacity=1000, segment_steps=16)
+        append(store, 0, prompt=prompt(0))
+        assert store.stats()["encoded_bytes_per_step"] == 0, "nothing is sealed yet"
+        for number in range(1, 400):
+            append(store, number, prompt=prompt(number % many))
+        found = store.stats()
+        taken[many] = found["encoded_bytes_per_step"], found["shared"]["prompt"]["bytes"] / 400, found["fixed_bytes"]
+    (once, one, fixed), (often, hundred, as_fixed) = taken[1], taken[100]
+    assert hundred > 50 * one and abs((often - once) - (hundred - one)) <= 16, "references of 16 bytes"
+    assert abs(fixed - as_fixed) < 20_000
+
+
 def test_values_are_freed_with_their_last_segment() -> None:
     store = sw.Store(spec_of(prompt=PROMPT), capacity=160, segment_steps=16)
     answers(store, range(100))

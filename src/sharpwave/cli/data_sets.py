@@ -92,11 +92,9 @@ def import_command(
         stats = imported.stats()
         _tell(note)
         nbytes, held = stats["disk"]["bytes"], len(imported)
-        encoded = stats["encoded_bytes_per_step"]
-        encoded += sum(one["bytes"] for one in stats.get("shared", {}).values()) / max(1, held)
         before = "" if imported.spec.ragged_names else f", {stats['raw_bytes_per_step']:,.1f} before encoding"
         typer.echo(f"{quoted(store)}: {held:,} steps in {byte_text(nbytes)} of files")
-        typer.echo(f"{encoded:,.1f} bytes a step{before}")
+        typer.echo(f"{stats['encoded_bytes_per_step']:,.1f} bytes a step{before}")
         if stats["evicted_steps"]:
             typer.echo(f"{stats['evicted_steps']:,} steps were evicted: the store's limits hold fewer")
 
