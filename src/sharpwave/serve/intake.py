@@ -175,7 +175,20 @@ class Intake:
         The segments are as in ``segment_parts``. ``noticed``: each writer's counts (``Boundaries.counts``).
         ``durable``: reply only when the segments are on the disk.
         """
-        new = dictionaries_in(frame.parts)
+        if new := dictionaries_in(frame.parts):
+            self._keep_dictionaries(client, new)
+        if client.refused is not None:
+            raise client.refused
+        try:
+            self._take(client, frame.head, frame.parts)
+            return {}, {}
+        except Exception as error:
+            if client.turn:
+                client.refused = error.with_traceback(None)
+            raise
+
+    def _keep_dictionaries(self, client: Client, new: dict[int, bytes]) -> None:
+        """Keep dictionaries while the connection is open.  Raises: WireError: there are too many."""
         if len(client.dictionaries) + len(new) > MAX_DICTIONARIES:
             raise WireError(f"more than {MAX_DICTIONARIES} dictionaries on one connection")
         nbytes = sum(map(len, new.values()))
@@ -186,15 +199,6 @@ class Intake:
         except MemoryError as error:  # the writer reconnects, and sends the missing segments again
             raise WireError(str(error)) from error
         client.dictionaries |= new
-        if client.refused is not None:
-            raise client.refused
-        try:
-            self._take(client, frame.head, frame.parts)
-            return {}, {}
-        except Exception as error:
-            if client.turn:
-                client.refused = error.with_traceback(None)
-            raise
 
     def _take(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> None:
         """Append the segments of a message that are not there already."""
