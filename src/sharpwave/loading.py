@@ -6,7 +6,7 @@ import re
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -159,12 +159,8 @@ def check(
         note = _first_note(opened, 0, 0, [], selection)
         audit = _Audit(opened, note, selection)
         with shown(progress, opened.name, _expected_steps(opened, selection)) as report:
-            for number in selection.numbers:
-                if (episode := _read(opened, fit, number, note, skip_damaged)) is not None:
-                    audit.add(number, episode, note)
-                    report(len(episode.reward))
-        audit.check_steps(note)
-        _name_left_out(opened, note)
+            for _, episode in _read_all(opened, fit, selection.numbers, audit, note, skip_damaged):
+                report(len(episode.reward))
         return note | {"name": opened.name, "episodes": audit.read.episodes, "audit": audit.described()}
     finally:
         opened.close()
@@ -188,11 +184,7 @@ def _import(
     with shown(progress, source.name, steps := _expected_steps(source, selection)) as report:
         if before := len(selection.numbers) - len(left) + len(done):
             report(steps * before // len(selection.numbers))  # about as many
-        for number in left:
-            episode = _read(source, fit, number, note, skip_damaged)
-            if episode is None:
-                continue
-            audit.add(number, episode, note)
+        for number, episode in _read_all(source, fit, left, audit, note, skip_damaged):
             if number in done:
                 continue
             try:
@@ -209,8 +201,6 @@ def _import(
             if time.monotonic() - saved > FLUSH_S:
                 _save(store, source, note, number + 1, audit)
                 saved = time.monotonic()
-        audit.check_steps(note)
-        _name_left_out(source, note)
         _save(store, source, note, len(source), audit)
     return note
 
@@ -218,6 +208,21 @@ def _import(
 def _expected_steps(source: Source, selection: Selection) -> int:
     """Return about how many steps the selected episodes have; exactly, if all are selected."""
     return source.steps * len(selection.numbers) // len(source)
+
+
+def _read_all(
+    source: Source, fit: Fit, numbers: Iterable[int], audit: _Audit, note: dict[str, Any], skip_damaged: bool
+) -> Iterator[tuple[int, Episode]]:
+    """Yield the episodes that fit the store, by number; count them, and note at the end what was left out.
+
+    Raises: ValueError.
+    """
+    for number in numbers:
+        if (episode := _read(source, fit, number, note, skip_damaged)) is not None:
+            audit.add(number, episode, note)
+            yield number, episode
+    audit.check_steps(note)
+    _name_left_out(source, note)
 
 
 def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_damaged: bool) -> Episode | None:
@@ -251,7 +256,7 @@ def _name_left_out(source: Source, note: dict[str, Any]) -> None:
     said = f"annotations: those of {note['unsaid']:,} episodes are too large"
     if note["unsaid"] and said not in note["left_out"]:
         note["left_out"] = [*note["left_out"], said]
-        warnings.warn(f"{source.name}: {said}; not imported", UserWarning, stacklevel=4)
+        warnings.warn(f"{source.name}: {said}; not imported", UserWarning, stacklevel=5)
 
 
 class _Audit:

@@ -145,18 +145,8 @@ class SegmentWriter:
         begins = np.zeros(lanes, np.int64) if first_steps is None else np.asarray(first_steps, np.int64)
         if begins.shape != (lanes,) or (begins < 0).any():
             raise ValueError(f"SegmentWriter: first_steps={first_steps!r}, expected {lanes} numbers of at least 0")
-        settings = Settings.checked(
-            spec,
-            capacity=max(4, 4 * int(segment_steps) * int(lanes)),  # always more than the open segments take
-            ram=None,
-            on_disk=False,
-            disk_limit=None,
-            on_full="raise",
-            codec=codec,
-            retention=None,
-            seed=0,
-            segment_steps=segment_steps,
-        )
+        capacity = max(4, 4 * int(segment_steps) * int(lanes))  # always more than the open segments take
+        settings = Settings.checked(spec, capacity=capacity, codec=codec, segment_steps=segment_steps)
         check_flag("SegmentWriter", "strict", strict)
         self.spec = spec
         self._lock = InterruptLock()

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from sharpwave.arguments import is_integer, is_number
 from sharpwave.errors import LimiterTimeoutError
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -279,8 +280,7 @@ def check_timeout(side: str, timeout: float | None) -> float:
 
 
 def _positive(limiter: Limiter, name: str, value: Any, whole: bool = True) -> None:
-    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+    if not (is_integer(value) if whole else is_number(value)) or not 0 < value < math.inf:
         what = "an integer of at least 1" if whole else "a positive, finite number"
         raise ValueError(f"{type(limiter).__name__}: {name}={value!r}, expected {what}")
 

@@ -151,7 +151,7 @@ class RowReader(ABC):
         if read.pieces is None:
             self.read(read.slot, read.newest, read.first, out)
         else:
-            self.read_pieces(read.pieces, out.reshape(-1, self._field.row_bytes))
+            self.read_pieces(read.pieces, out.reshape(-1, out.shape[-1]))
 
     def read(self, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> None:
         """Decode windows into ``out`` uint8 [B, W, size], a large batch on several threads.
@@ -382,12 +382,6 @@ class SharedReader(RaggedReader):
     def __init__(self, log: StepLog, number: int, field: Field) -> None:
         super().__init__(log, number, field.column)
         self._of_values = field
-
-    def decode(self, read: Read, out: Bytes) -> None:
-        if read.pieces is None:
-            self.read(read.slot, read.newest, read.first, out)
-        else:
-            self.read_pieces(read.pieces, out.reshape(-1, self._of_values.item_bytes))
 
     def read(self, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> None:
         keys = np.empty((len(slot), 1, KEY_BYTES), np.uint8)
