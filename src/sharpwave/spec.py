@@ -492,9 +492,9 @@ class Spec:
         """Join arrays by flat field name into an observation; inverse of ``split_obs``."""
         return self._obs.join(arrays)
 
-    def split_action(self, action: Any) -> dict[str, Any]:
+    def split_action(self, action: Any, what: str = "action") -> dict[str, Any]:
         """Split an action into arrays by flat field name.  Raises: ValueError: naming the part that is wrong."""
-        return self._action.split(action, "action")
+        return self._action.split(action, what)
 
     def join_action(self, arrays: Mapping[str, Any]) -> Any:
         """Join arrays by flat field name into an action; inverse of ``split_action``."""

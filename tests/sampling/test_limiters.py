@@ -190,7 +190,7 @@ def test_what_fails_or_is_interrupted_moves_no_counter(monkeypatch: pytest.Monke
             with pytest.raises(ValueError):
                 store.append(obs=1, action=1, reward=float("nan"), terminated=True, truncated=False)
             for owner, name, work in (
-                (BatchSource, "_fill", lambda: replay.sample(2)),
+                (BatchSource, "fill", lambda: replay.sample(2)),
                 (store._log, "write", lambda: try_append(store)),
                 (store._gate._changed, "wait", lambda: replay.sample(7)),
             ):

@@ -245,7 +245,7 @@ def test_a_batch_that_a_view_cannot_fill_is_dropped_whole(
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(blend.views[view].source, "_fill", fail)
+        patch.setattr(blend.views[view].source, "fill", fail)
         with pytest.raises(type(error)):
             next(stream)
     oracle.sample(16)  # the one that was dropped
@@ -263,7 +263,7 @@ def test_a_batch_without_memory_is_given_out_when_there_is(
         raise MemoryError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(blend.views[view].source, "_fill", fail)
+        patch.setattr(blend.views[view].source, "fill", fail)
         for _ in range(2):
             with pytest.raises(MemoryError):
                 next(stream)

@@ -86,7 +86,7 @@ def test_a_sample_that_fails_gives_nothing_out(kind: str, monkeypatch: pytest.Mo
 
         for size in (1, 5, 8):
             with monkeypatch.context() as patched:
-                patched.setattr(BatchSource, "_fill", fail)
+                patched.setattr(BatchSource, "fill", fail)
                 with pytest.raises(KeyboardInterrupt):
                     replay.sample(size)
             assert len(replay) == sum(seen[k] < 2 for k in range(6))

@@ -108,18 +108,13 @@ def sparse_rows(flags: Bytes, episode_step: int, every: int) -> int:
 
 def check_rows(header: Header, spec: Spec, flags: Bytes, *, sealed: bool) -> None:
     """Refuse columns with a row too few or too many: frames of a step, of an episode's end or of the last successor;
-    values of a sparse field.  Raises: DamagedError.
-    """
+    values of a sparse field.  Raises: DamagedError."""
     for column, field in zip(header.placed[-len(spec.fields) :], spec.fields.values(), strict=True):
         if field.every is None:
             continue
         expected = sparse_rows(flags, header.episode_step, field.every)
         if column.rows != expected:
             raise DamagedError(f"segment: {column.rows:,} rows of a sparse field, expected {expected:,}")
-    _check_frames(header, flags, sealed)
-
-
-def _check_frames(header: Header, flags: Bytes, sealed: bool) -> None:
     if not header.steps:
         if sealed:
             raise DamagedError("segment: 0 steps, expected at least 1")

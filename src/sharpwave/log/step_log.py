@@ -163,7 +163,8 @@ class StepLog:
         self.after_close: Callable[[], object] = lambda: None
         self.tag = object()
         self.annotations = Annotations()
-        ledger.enter("annotations", lambda: self.annotation_bytes)
+        # Annotations outside segments take some ten times the memory of their JSON.
+        ledger.enter("annotations", lambda: 10 * (self.annotations.nbytes + self.opened.annotations.nbytes))
         self.keeping: ViewWriter | None = None
         self.copying: CheckpointWriter | None = None
         self.saving = threading.Lock()
@@ -175,11 +176,6 @@ class StepLog:
     def identity(self) -> dict[str, str]:
         """The store's random name, if it has files."""
         return {} if self.disk is None else {"store": self.disk.regions.identity.store.hex()}
-
-    @property
-    def annotation_bytes(self) -> int:
-        """Bytes of memory of annotations outside segments: some ten times their JSON."""
-        return 10 * (self.annotations.nbytes + self.opened.annotations.nbytes)
 
     def _value_share(self) -> float:
         """Return the bytes of memory for the values of one ragged field in one open segment."""

@@ -34,9 +34,8 @@ from sharpwave.offline.scan import (
     part_of,
     size_of,
 )
-from sharpwave.spec import START, TERMINATED, TRUNCATED
+from sharpwave.spec import ENDED, START, TERMINATED
 
-ENDED = TERMINATED | TRUNCATED
 End = Literal["terminated", "truncated", "unfinished"]
 
 

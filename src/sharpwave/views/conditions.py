@@ -10,8 +10,8 @@ from sharpwave.arrays import Bools, Ints
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import extended
-from sharpwave.spec import START
-from sharpwave.views.episodes import ENDED, EpisodeReader, Table, find_in, joined
+from sharpwave.spec import ENDED, START
+from sharpwave.views.episodes import EpisodeReader, Table, find_in, joined
 from sharpwave.views.steps import Steps
 from sharpwave.views.view import View
 

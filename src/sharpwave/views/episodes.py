@@ -17,14 +17,13 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.ragged import Ragged
 from sharpwave.showing import MAX_PICTURES, contact_sheet, line_chart, table, titled
-from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
+from sharpwave.spec import ENDED, START, TERMINATED, TRUNCATED, Spec
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.steps import Steps
 from sharpwave.views.view import STEPS
 
 Order = Literal["oldest", "newest", "return", "length"]
-ENDED = TERMINATED | TRUNCATED
 CHUNK_BYTES = 1 << 24
 """Bytes that are decoded at a time, while the store's lock is held."""
 EPISODES = 256
