@@ -432,6 +432,7 @@ def test_versions_are_listed_compared_and_missed_when_they_are_deleted(browser: 
             assert (row[0], row[2], row[7]) == ("one", "200", "–") and row[8].startswith(SCRIPT)
             check_that_it_fits(browser)
             fill(writer, 100, 2, seed=1)
+            store.add_column("advantage", sw.Field((), "float32"))
             store.flush()
             server.watched[0].update()
             browser.find_element("link text", "beside the store").click()
@@ -439,6 +440,7 @@ def test_versions_are_listed_compared_and_missed_when_they_are_deleted(browser: 
             names = "return [...document.querySelectorAll('.title select')].map((one) => one.selectedOptions[0].text)"
             assert browser.execute_script(names) == ["store @ one", "store"]
             text = browser.find_element("tag name", "body").text
+            assert "columns added later – advantage –" in " ".join(text.split())
             assert "Returns of whole episodes" in text and "Only in store @ one" in text and "Only in store" in text
             browser.find_elements("css selector", ".only a")[-1].click()
             until(browser, "return document.querySelector('.player')")

@@ -88,7 +88,9 @@ def _memory(snapshot: Snapshot) -> dict[str, Any]:
                 "kind": escaped(view.kind),
                 "sampler": escaped(str(view.sampler.get("kind", ""))),
                 "settings": {
-                    escaped(key)[:100]: escaped(value)[:200] for key, value in list(view.settings.items())[:32]
+                    escaped(key)[:100]: escaped(value)[:200]
+                    for key, value in list(view.settings.items())[:32]
+                    if value is not None
                 },
                 "samples": view.samples,
                 "inserts": view.inserts,

@@ -205,6 +205,7 @@ function numbers(sides) {
     ["bytes a step, encoded", number, ({ told }) => told.memory?.bytes.per_step ?? null],
     ["encoded steps", bytes, ({ told }) => told.memory?.bytes.segments ?? null],
     ["smaller than raw by", number, ({ told }) => told.memory?.bytes.ratio ?? null],
+    ["columns added later", (text) => (text === null ? "–" : name(text)), ({ told }) => told.memory?.columns.map((one) => one.name).join(", ") || null],
   ];
   const filled = rows
     .map(([label, format, value]) => [label, format, ...sides.map(value)])
