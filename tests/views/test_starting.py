@@ -382,3 +382,66 @@ def test_steps_found_before_a_draw_count_as_new_ones_in_a_state_that_other_setti
     with sw.Store.open(tmp_path / "checkpoint") as store:
         values = {(0, k): 2 + EPS for k in range(4, 8)}
         check(store.transitions(sampler=sampler("late", alpha=1.0)), old | values, 1.0)
+
+
+# ranks
+
+
+def check_ranks(view: Any, values: dict[Step, float], alpha: float = 0.7) -> None:
+    """Is each item drawn by its rank among these values?"""
+    ordered = sorted(values, key=lambda step: -abs(values[step]))
+    mass = {step: (1 / rank) ** alpha for rank, step in enumerate(ordered, 1)}
+    found = chances(view)
+    assert found and len(view) == len(values)
+    for step, chance in found.items():
+        assert chance == pytest.approx(mass[step] / sum(mass.values()), rel=1e-6), step
+
+
+@pytest.mark.parametrize("by", ["reward", "score", "late"])
+def test_ranks_start_from_a_column(by: str, tmp_path: Path) -> None:
+    played = Played(disk=tmp_path / "store")
+    if by == "late":
+        played.store.add_column("late", sw.Field((), "float64"))
+    view = played.store.transitions(sampler=sw.RankPrioritized(by=by))
+    values = dict[Step, float]()
+
+    def more(steps: int) -> None:
+        before, written = len(played.rewards), played.rng.normal(size=steps)
+        ids = played.play(steps)
+        new = list(played.rewards)[before:]
+        if by == "late":
+            played.store.write_column("late", ids, written)
+            values.update(zip(new, written.tolist(), strict=True))
+        else:
+            values.update((step, (played.rewards if by == "reward" else played.scores)[step]) for step in new)
+
+    for steps in (9, 12, 30, 60):  # at least as many as before: the heap is sorted
+        more(steps)
+        check_ranks(view, values)
+    batch = view.sample(16)
+    view.update_priorities(batch, np.zeros(16))
+    for lane, step in zip(batch.lane.tolist(), batch.step.tolist(), strict=True):
+        values[lane, step] = 0.0
+    more(120)  # that no draw has seen: they start after the checkpoint
+    played.store.checkpoint(tmp_path / "checkpoint")
+    played.store.close()
+    with sw.Store.open(tmp_path / "checkpoint", disk=tmp_path / "copy") as again:
+        restored = again.transitions(sampler=sw.RankPrioritized(by=by))
+        zeros = [step for step, value in values.items() if value == 0]
+        restored.sample(1)
+        same = np.repeat(again.ids(*np.array(zeros[:1]).T), len(values))
+        restored.update_priorities(same, np.zeros(len(values)))  # so many changes that the heap is sorted
+        found = chances(restored, 400)
+        mass = np.arange(1, len(values) + 1) ** -0.7
+        ordered = [step for step in sorted(values, key=lambda step: -abs(values[step])) if step not in zeros]
+        for rank, step in enumerate(ordered, 1):
+            if step in found:
+                assert found[step] == pytest.approx(rank**-0.7 / mass.sum(), rel=1e-6)
+
+
+def test_a_wrong_column_of_ranks_is_named() -> None:
+    with (
+        sw.Store(SPEC, capacity=100) as store,
+        pytest.raises(ValueError, match=r"^RankPrioritized: by='pair', expected"),
+    ):
+        store.transitions(sampler=sw.RankPrioritized(by="pair"))

@@ -11,7 +11,8 @@ import numpy as np
 from sharpwave.arguments import is_number
 from sharpwave.arrays import Bools, Floats, Ints
 from sharpwave.native import core
-from sharpwave.sampling.protocol import MAX_TD_ERROR, check_exponents, check_unbound, checked_array, extended
+from sharpwave.sampling.protocol import MAX_TD_ERROR, check_exponents, check_unbound, checked_array
+from sharpwave.sampling.starting import StartsByColumn
 from sharpwave.sampling.sum_tree import SumTree, TreeSampler
 
 MIN_EPS, MAX_EPS = 1e-100, 1e30
@@ -19,7 +20,7 @@ MIN_EPS, MAX_EPS = 1e-100, 1e30
 
 
 @dataclass
-class Prioritized(TreeSampler):
+class Prioritized(TreeSampler, StartsByColumn):
     """Sampler by proportional priorities (Schaul et al. 2016): ``p = |td_error| + eps``, ``P = p^alpha / sum``.
 
     New items get the largest priority so far (at first 1). ``weights = (N P)^-beta``, divided by the batch's largest.
@@ -34,11 +35,6 @@ class Prioritized(TreeSampler):
             item with a value that is missing, NaN or beyond float32 starts as without. It is read once, at the first
             draw after the item can be sampled; from then on, and from ``update_priorities`` on, only that changes the
             priority. Like ``beta`` it may change when a view is restored.
-
-    Attributes:
-        unstarted: bool [items], items inserted since they were last ``start``ed that have no priority of their own yet,
-            also of items that are gone; ``None`` without ``by``.
-        unstarted_groups: groups of these.
 
     Raises:
         ValueError: naming the argument out of range.
@@ -65,8 +61,7 @@ class Prioritized(TreeSampler):
         check_unbound(self, self._tree)
         self._group_size = group_size
         self._place(SumTree(groups * group_size))
-        if self.by is not None:
-            self.unstarted = np.zeros(groups * group_size, np.bool_)
+        self._begin_starts(groups * group_size)
 
     def _place(self, tree: SumTree) -> None:
         self._tree, self._leaves = tree, core.Leaves(tree.sums, self._group_size, None)
@@ -74,17 +69,13 @@ class Prioritized(TreeSampler):
     def grow(self, groups: int) -> None:
         """Enlarge the tree. Cost: O(items)."""
         larger = self._bound.grown(groups * self._group_size)
-        if self.unstarted is not None:
-            self.unstarted = extended(self.unstarted, groups * self._group_size)
+        self._grow_starts(groups * self._group_size)
         self._place(larger)
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
         """Add items with the largest priority so far. Cost: O(items + runs log8 leaves)."""
         self._leaves.insert(groups, begins, ends, self.max_priority**self.alpha)
-        if self.unstarted is not None:
-            for group, begin, end in zip(groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
-                self.unstarted[group * self._group_size + begin : group * self._group_size + end] = True
-            self.unstarted_groups.update(groups.tolist())
+        self._note_new(groups, begins, ends)
 
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Set the items' priorities to 0. Cost: O(n log8 leaves)."""
@@ -110,16 +101,7 @@ class Prioritized(TreeSampler):
         """Set the items' priorities. Cost: O(n log8 leaves)."""
         largest = core.set_priorities(self._bound.sums, items, td_error, self.eps, self.alpha)
         self.max_priority = max(self.max_priority, largest)
-        if self.unstarted_groups and self.unstarted is not None:
-            self.unstarted[items] = False
-
-    def start(self, items: Ints, td_error: Floats) -> None:
-        """Set the first priorities of ``items``; all others that are unstarted keep theirs."""
-        self.update(items, td_error)
-        if self.unstarted is not None:
-            for group in self.unstarted_groups:
-                self.unstarted[group * self._group_size : (group + 1) * self._group_size] = False
-        self.unstarted_groups.clear()
+        self._note_updated(items)
 
     def settings(self) -> dict[str, Any]:
         """Return ``alpha`` and ``eps``; ``beta`` may change at any time."""
@@ -147,10 +129,7 @@ class Prioritized(TreeSampler):
         before[: len(values)] = values[: len(before)]
         self._bound.sums.set(there, np.where(before[there] > 0, before[there], largest**self.alpha))
         self.max_priority = largest
-        if self.unstarted is not None:
-            new = there[before[there] == 0]
-            self.unstarted = np.zeros(len(self.unstarted), np.bool_)
-            self.unstarted[new], self.unstarted_groups = True, set((new // self._group_size).tolist())
+        self._restore_starts(there[before[there] == 0])
 
     def present(self) -> Ints:
         """Return the items that can be drawn: int64 [n], ascending. Cost: O(items)."""

@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sharpwave.arrays import Floats, Ints
+from sharpwave.arrays import Bools, Floats, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Draw, check_exponents, check_unbound, checked_array, extended
+from sharpwave.sampling.starting import StartsByColumn
 
 
 @dataclass
-class RankPrioritized:
+class RankPrioritized(StartsByColumn):
     """Sampler by ranked priorities (Schaul et al. 2016, section 3.3): ``P = (1 / rank)^alpha / sum``.
 
     An item's rank is its position in a heap by ``|td_error|``, the largest first. The heap is sorted again once as many
@@ -27,6 +28,7 @@ class RankPrioritized:
     Args:
         alpha: how much the rank counts, 0 (uniform) to 1; paper .7.
         beta: how much of the bias weights undo, 0 to 1; paper .5 at first. ``sample(beta=)`` overrides it (annealing).
+        by: column that priorities start from, as for ``Prioritized``: a new item's is ``|value|``.
 
     Raises:
         ValueError: naming the argument out of range.
@@ -34,6 +36,9 @@ class RankPrioritized:
 
     alpha: float = 0.7
     beta: float = 0.5
+    by: str | None = None
+    unstarted: Bools | None = field(default=None, init=False, repr=False, compare=False)
+    unstarted_groups: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
     max_priority: float = field(default=1.0, init=False)
     in_order: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = False
@@ -51,11 +56,13 @@ class RankPrioritized:
         self._mass = np.zeros(1, np.float64)  # of the first k ranks
         self._group_size = group_size
         self._count = self._changes = self._highest = 0
+        self._begin_starts(groups * group_size)
 
     def grow(self, groups: int) -> None:
         """Enlarge the arrays. Cost: O(items)."""
         for name in ("_heap", "_place", "_priority"):
             setattr(self, name, extended(getattr(self, name), groups * self._group_size))
+        self._grow_starts(groups * self._group_size)
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
         """Add items with the largest priority so far. Cost: O(items log2 count)."""
@@ -67,6 +74,7 @@ class RankPrioritized:
         )
         self._changes += self._count - before
         self._highest = max(self._highest, int(groups.max() + 1) * group_size)
+        self._note_new(groups, begins, ends)
 
     def _weigh(self, count: int) -> None:
         """Have the masses of ``count`` ranks, before there are as many items."""
@@ -124,14 +132,18 @@ class RankPrioritized:
             self.max_priority = max(self.max_priority, float(priorities.max()))
             core.heap_change(self._heap, self._place, self._priority, self._count, items, priorities)
             self._changes += len(items)
+            self._note_updated(items)
 
     def settings(self) -> dict[str, Any]:
         """Return ``alpha``; ``beta`` may change at any time."""
         return {"alpha": float(self.alpha)}
 
     def state(self) -> dict[str, Any]:
-        """Return ``heap`` int64 [count], by rank, ``priorities`` float64 [count], ``changes`` since it was sorted."""
+        """Return ``heap`` int64 [count], by rank, without unstarted items, ``priorities`` float64 [count], and
+        ``changes`` since it was sorted."""
         heap = self._heap[: self._count].copy()
+        if self.unstarted_groups and self.unstarted is not None:
+            heap = heap[~self.unstarted[heap]]
         priorities = self._priority[heap]
         return {"max_priority": self.max_priority, "changes": self._changes, "heap": heap, "priorities": priorities}
 
@@ -162,7 +174,9 @@ class RankPrioritized:
             now[:] = now[np.argsort(-self._priority[now], kind="stable")]
             self._changes = 0
         self._place[now] = np.arange(1, len(now) + 1)
+        self._restore_starts(now[~np.isin(now, heap)])
 
     @property
     def nbytes(self) -> int:
-        return 0 if self._heap is None else 24 * self._highest + self._mass.nbytes
+        item_bytes = 24 if self.unstarted is None else 25
+        return 0 if self._heap is None else item_bytes * self._highest + self._mass.nbytes

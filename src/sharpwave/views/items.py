@@ -18,6 +18,7 @@ from sharpwave.native.forks import path
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Draw, Sampler, draws_by_tree, extended
+from sharpwave.sampling.starting import StartsByColumn
 from sharpwave.views.conditions import MATCHES, REFUSED, UNJUDGED, Judge
 from sharpwave.views.gather import LogArrays
 from sharpwave.views.starting import Starts
@@ -130,7 +131,7 @@ class Items(core.Items):
         matching = slice(None) if self.judge is None else self.judge.judged[items] == MATCHES
         return items[matching], errors[matching]
 
-    def _start(self, samplers: list[Prioritized]) -> None:
+    def _start(self, samplers: list[StartsByColumn]) -> None:
         """Start the unstarted items of ``samplers`` at the priorities of their columns."""
         for one in samplers:
             if one.unstarted_groups:

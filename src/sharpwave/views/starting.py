@@ -1,4 +1,4 @@
-"""First priorities of items, from a column of their steps: ``Prioritized(by=...)``."""
+"""First priorities of items, from a column of their steps: ``Prioritized(by=...)``, ``RankPrioritized(by=...)``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sharpwave.arrays import Floats, Int32s, Ints
 from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.sampling.mixture import Mixture
-from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
+from sharpwave.sampling.starting import StartsByColumn
 from sharpwave.spec import Field, Spec
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.steps import Steps
@@ -23,7 +23,7 @@ REWARD = "reward"
 
 
 class Starts:
-    """First TD errors of a view's items, for each ``Prioritized`` with ``by=`` of its sampler.
+    """First TD errors of a view's items, for each part of its sampler with ``by=``.
 
     The store's lock is held throughout.
 
@@ -39,7 +39,7 @@ class Starts:
         self._log, self._view, self._steps = log, view, Steps(log)
         samplers, late = _by_column(sampler), log.late.columns
         for one in samplers:
-            check_by(one.by, log.spec, {name: column.field for name, column in late.items()})
+            check_by(one.by, log.spec, {name: column.field for name, column in late.items()}, type(one).__name__)
             if not hasattr(view, "expected"):
                 raise ValueError(
                     f"{view.kind}: sampler has by={one.by!r}, but {type(view).__name__} does not tell the steps of an "
@@ -56,7 +56,7 @@ class Starts:
         """Whether items start at the next draw."""
         return any(one.unstarted_groups for one in self.at_draws)
 
-    def unstarted(self, sampler: Prioritized, spans: Int32s) -> Ints:
+    def unstarted(self, sampler: StartsByColumn, spans: Int32s) -> Ints:
         """Return runs [3, n] within ``spans`` that hold all unstarted items of a sampler, and others in between."""
         stride, runs = self._log.stride, []
         assert sampler.unstarted is not None
@@ -67,7 +67,7 @@ class Starts:
                 runs.append((slot, int(places[0]), int(places[-1]) + 1))
         return np.array(runs, np.int64).reshape(-1, 3).T
 
-    def errors(self, sampler: Prioritized, runs: Ints) -> tuple[Ints, Floats]:
+    def errors(self, sampler: StartsByColumn, runs: Ints) -> tuple[Ints, Floats]:
         """Return the items of ``runs`` of which all steps have values in a sampler's column, and their TD errors.
 
         Raises: MemoryError: no room to read a segment.
@@ -135,18 +135,18 @@ class Starts:
         return found
 
 
-def check_by(by: Any, spec: Spec, late: Mapping[str, Field]) -> None:
+def check_by(by: Any, spec: Spec, late: Mapping[str, Field], kind: str = "Prioritized") -> None:
     """Check the column that priorities start from.  Raises: ValueError, TypeError.
 
     Args:
-        late: columns added later, by name.
+        late: columns added later, by name. ``kind``: of the sampler.
     """
     if not isinstance(by, str):
-        raise TypeError(f"Prioritized: by={by!r}, expected the name of a field, of a column or {REWARD!r}")
+        raise TypeError(f"{kind}: by={by!r}, expected the name of a field, of a column or {REWARD!r}")
     if not _starts(by, spec, late):
         there = ", ".join(repr(name) for name in [REWARD, *spec.fields, *late] if _starts(name, spec, late))
         raise ValueError(
-            f"Prioritized: by={by!r}, expected {REWARD!r}, a further field or a column added later, of one number "
+            f"{kind}: by={by!r}, expected {REWARD!r}, a further field or a column added later, of one number "
             f"a step: {there}"
         )
 
@@ -172,8 +172,8 @@ class Unfollowed:
         return int(items is not None and (items.seen != self._inventory.changes or self._starts.pending))
 
 
-def _by_column(sampler: Any) -> list[Prioritized]:
+def _by_column(sampler: Any) -> list[StartsByColumn]:
     """Return the samplers with ``by=`` among a sampler and the parts of its mixtures."""
     if isinstance(sampler, Mixture):
         return [one for _, part in sampler.parts for one in _by_column(part)]
-    return [sampler] if isinstance(sampler, Prioritized) and sampler.by is not None else []
+    return [sampler] if isinstance(sampler, StartsByColumn) and sampler.by is not None else []
