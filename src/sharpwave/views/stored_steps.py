@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.native import core
 from sharpwave.views.batch import Batch
+from sharpwave.views.batch_source import MAX_LAYOUTS
 from sharpwave.views.filling import fill_target
 from sharpwave.views.ids import Tag
 from sharpwave.views.layout import Arrays, BatchLayout
@@ -61,8 +62,9 @@ class StepFetcher:
 
     def __init__(self, log: StepLog, tag: Tag) -> None:
         self._log, self._tag = log, tag
-        self._whole: StoredSteps | None = None
+        self._kept: dict[tuple[frozenset[str] | None, int], tuple[StoredSteps, BatchLayout]] = {}  # by fields and size
         self._version = -1  # of the late columns
+        log.ledger.enter_for_batches(lambda: sum(layout.work_bytes for _, layout in self._kept.values()))
 
     def fetch(self, ids: Ints, names: frozenset[str] | None) -> Batch:
         """Return the steps ``ids`` [n], with the fields ``names`` only; ``None``: with all.
@@ -70,10 +72,9 @@ class StepFetcher:
         Raises:
             KeyError: a step is not held.  DamagedError: a segment cannot be read.  MemoryError.
         """
-        view = self._view(names)
-        layout = BatchLayout(view.columns(), view.scratch_rows, len(ids))
         self._held(ids)
-        blocks = self._log.batches.lend(layout.sizes, layout.roots, layout.work_bytes)
+        view, layout = self._layout(names, len(ids))
+        blocks = self._log.batches.lend(layout.sizes, layout.roots)
         target = layout.over(blocks, view, self._tag)
         target.draw.items[:] = self._held(ids)  # memory for the batch may have evicted some
         target.draw.probabilities.fill(np.nan)
@@ -92,11 +93,17 @@ class StepFetcher:
             raise KeyError(f"fetch: step {gone} ({gone >> LEAF_BITS} << {LEAF_BITS} and more) was evicted or deleted")
         return items
 
-    def _view(self, names: frozenset[str] | None) -> Any:
-        if self._whole is None:
-            self._whole = StoredSteps()
-            self._whole.bind(self._log)
-        elif self._version != self._log.late.version:
-            self._whole.take_columns()
-        self._version = self._log.late.version
-        return self._whole if names is None else self._whole.only(names)
+    def _layout(self, names: frozenset[str] | None, count: int) -> tuple[StoredSteps, BatchLayout]:
+        """Return the view of some fields, and the layout of its batches of a size."""
+        if self._version != self._log.late.version:
+            self._kept.clear()
+            self._version = self._log.late.version
+        if (names, count) not in self._kept:
+            view = StoredSteps()
+            view.bind(self._log)
+            if names is not None:
+                view = view.only(names)
+            if len(self._kept) == MAX_LAYOUTS:
+                del self._kept[next(iter(self._kept))]
+            self._kept[names, count] = view, BatchLayout(view.columns(), view.scratch_rows, count)
+        return self._kept[names, count]
