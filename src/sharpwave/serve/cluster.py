@@ -672,8 +672,8 @@ class Cluster:
             made._begin(found.spec, Security.of(secret), seed)
             try:
                 plan = ShardPlan(
-                    count, made._sockets(), **limits, disk=folder, security=made.security, begins_from=begins_from,
-                    merges=found.shards, opens=True, replicas=replicas, new=found.new, parts=parts,
+                    count, made._sockets(), **limits, disk=folder, security=made.security, found=found,
+                    begins_from=begins_from, replicas=replicas, parts=parts,
                 )  # fmt: skip
                 made._run(plan, LocalShards(plan.settings(found.spec)))
                 assert made._fleet is not None

@@ -41,11 +41,10 @@ class ShardPlan:
             become absolute: a restarted shard must find them after this process has changed its working directory.
         options: further arguments of ``Store``: ``codec``, ``on_full``, ``segment_steps``, ``seed``.
         listen: their second address: shard k at ``port + 1 + k``, or any free port if the port is 0.
-        begins_from: folder of a checkpoint, with a folder of each shard; ``merges``: number of these folders: shard k
-            takes every ``shards``-th, from the k-th on.
-        opens: whether their stores exist already: ``None`` leaves a limit as it was.
+        found: the shards that are opened: ``None`` leaves a limit as it was.
+        begins_from: folder of a checkpoint, with a folder of each shard found: shard k takes every ``shards``-th, from
+            the k-th on.
         replicas: copies of each shard, kept by its neighbor: 0 or 1.
-        new: limits and options of a store that must be made while others are opened.
         parts: number of shards by which the limits are divided; 0: ``shards``.
     """
 
@@ -58,11 +57,9 @@ class ShardPlan:
     options: Mapping[str, Any] = field(default_factory=dict)
     listen: Address | None = None
     security: Security = field(default_factory=Security)
+    found: Manifest | None = None
     begins_from: Path | None = None
-    merges: int = 0
-    opens: bool = False
     replicas: int = 0
-    new: Mapping[str, Any] = field(default_factory=dict)
     parts: int = 0
 
     def __post_init__(self) -> None:
@@ -73,6 +70,11 @@ class ShardPlan:
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, path.absolute())
 
+    @property
+    def new(self) -> dict[str, Any]:
+        """Limits and options of a store that must be made while others are opened."""
+        return {} if self.found is None else self.found.new
+
     def one_more(self, spec: Spec, number: int) -> ShardSettings:
         """Return the settings of a shard like these, which begins empty."""
         return replace(self, begins_from=None)._one(spec, number, self._limits())
@@ -80,7 +82,7 @@ class ShardPlan:
     def _limits(self) -> dict[str, int | None]:
         """Return each shard's limits; ``None``: the limit of its existing store.  Raises: ValueError."""
         given: dict[str, Any] = {"capacity": self.capacity, "ram": self.ram, "disk_limit": self.disk_limit}
-        if self.opens:
+        if self.found is not None:
             whole: dict[str, int | None] = {
                 name: None if one is None else check_capacity(one) if name == "capacity" else parse_bytes(one, name)
                 for name, one in given.items()
@@ -146,7 +148,7 @@ class ShardPlan:
         if unknown:
             raise TypeError(f"Cluster: {unknown[0]}= is no setting of shards; there are codec, on_full, segment_steps")
         each = self._limits()
-        if not self.opens:
+        if self.found is None:
             checked: dict[str, Any] = {"on_full": "raise", "codec": "auto", "segment_steps": None, "seed": 0}
             of_store: dict[str, Any] = {**each, **checked, **self.options}
             Settings.checked(spec, on_disk=self.disk is not None, retention=None, **of_store)
@@ -172,14 +174,14 @@ class ShardPlan:
             self.disk is not None,
             {**self.options, "seed": int(self.options.get("seed", self.new.get("seed", 0))) + number},
             []
-            if self.begins_from is None
-            else [str(self.begins_from / f"shard-{one}") for one in range(number, self.merges, self.shards)],
+            if self.begins_from is None or self.found is None
+            else [str(self.begins_from / f"shard-{one}") for one in range(number, self.found.shards, self.shards)],
             self.security.secret.hex(),
             self.security.certificate,
             self.security.key,
             (number - 1) % self.shards if self.replicas else None,
             f"unix:{self.sockets / f'{(number + 1) % self.shards}.sock'}" if self.replicas else None,
-            dict(self.new),
+            self.new,
         )
 
 

@@ -90,9 +90,7 @@ class Service:
                 )
             _check_asked(disk, found, given)
             check_free(here["listen"], here["security"])  # shards take a while to begin
-            self._plan = ShardPlan(
-                found.shards, opens=True, replicas=found.replicas, new=found.new, parts=found.parts, **here
-            )
+            self._plan = ShardPlan(found.shards, found=found, replicas=found.replicas, parts=found.parts, **here)
             self._start(found.spec).opened(found)
 
     def _check(self) -> None:
