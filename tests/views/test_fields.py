@@ -236,3 +236,35 @@ def test_growth_is_followed(kind: str) -> None:
             assert np.array_equal(whole.reward, some.reward)
             assert all(np.array_equal(whole.obs[key], some.obs[key]) for key in keys)
             assert np.array_equal(whole["text"].values, some["text"].values)
+
+
+def test_columns_that_only_a_target_has_are_read_with_its_own() -> None:
+    """For learners elsewhere, whose batches have the spec's fields; padding is cleared, whatever the memory held."""
+    with sw.Store(sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64")), capacity=200) as store:
+        serial = 1
+        for steps in (1, 3, 7, 20):
+            numbers = np.arange(serial, serial + steps + 1)
+            store.add_episode(
+                lane=0, obs=numbers, action=np.zeros(steps, int), reward=np.zeros(steps), terminated=True
+            )  # fmt: skip
+            serial += steps + 1
+        store.add_column("tens", sw.Field((2,), "float32"))
+        for episode in store.episodes():
+            ids, numbers = episode.ids[::2], episode["obs"][: len(episode.ids) : 2]
+            store.write_column("tens", ids, np.stack([10 * numbers, -numbers], 1))
+        every: Any = store.transitions(), store.sequences(length=4, burn_in=2, stride=2)
+        for replay, rows in zip(every, (1, 6), strict=True):
+            with replay.lock:
+                replay.view.late = False
+                replay.source.take_columns()
+                late = {"tens": np.full((64, rows, 8), 255, np.uint8), "tens.written": np.ones((64, rows, 1), np.uint8)}
+                target = replay.source.lend(64).with_late(late)
+                replay.source.draw_into(target, 0.0)
+            real = getattr(target.batch, "mask", np.ones((64, 1), bool))
+            numbers = np.where(real, target.batch.obs.reshape(64, -1)[:, :rows], 0)
+            first = np.array([1, 3, 7, 15])
+            odd = (numbers - first[np.searchsorted(first, np.maximum(numbers, 1), side="right") - 1]) % 2 == 1
+            there = real & ~odd
+            expected = np.where(there[..., None], np.stack([10 * numbers, -numbers], -1), 0)
+            assert (late["tens"].view(np.float32) == expected).all() and there.any() and not there.all()
+            assert (late["tens.written"][..., 0] == there).all() and "tens" not in target.batch.fields

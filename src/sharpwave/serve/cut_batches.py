@@ -55,7 +55,7 @@ def written(target: BatchTarget, cutter: RowCutter, tables: Sequence[DictionaryT
             which, rows = _distinct(array.tobytes(), np.full(array.size // size, size))
             parts[f"column:{name}"] = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, size)
             parts[f"which:{name}"] = _narrow(which)
-        elif name not in cutter.columns:
+        elif name not in cutter.columns and name not in target.late:
             parts[f"column:{name}"] = _narrow(array) if array.dtype == np.int64 else array.copy()
     for name, column in cutter.columns.items():
         parts[f"rows:{name}"] = column.rows

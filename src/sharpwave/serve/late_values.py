@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.log.late_columns import WRITTEN, LateColumns, described, field_of
+from sharpwave.log.late_columns import WRITTEN, LateColumn, LateColumns, described, field_of
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.remote_ids import checked_shards, checked_steps
 from sharpwave.serve.wire import Frame, Part, Request, WireError, array_in
@@ -25,7 +25,6 @@ from sharpwave.spec import Field
 from sharpwave.store import Store
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.ids import Tag
-from sharpwave.views.late_rows import LateRows
 from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import without_gradient
 from sharpwave.views.sequences import window_values
@@ -69,13 +68,22 @@ def chosen(columns: Mapping[str, C], names: frozenset[str] | None) -> dict[str, 
 # values in batches
 
 
-def late_parts(read: LateRows) -> tuple[dict[str, Any], dict[str, Part]]:
+def late_arrays(columns: Mapping[str, LateColumn], items: int, rows: int) -> dict[str, Bytes]:
+    """Return memory for the values and marks of items of so many rows, for ``BatchTarget.with_late``."""
+    sizes = {name: one.field.row_bytes for name, one in columns.items()}
+    sizes |= dict.fromkeys([name + WRITTEN for name in columns], 1)
+    return {name: np.zeros((items, rows, nbytes), np.uint8) for name, nbytes in sizes.items()}
+
+
+def late_parts(
+    columns: Mapping[str, LateColumn], arrays: Mapping[str, npt.NDArray[Any]]
+) -> tuple[dict[str, Any], dict[str, Part]]:
     """Return the columns of a batch's items, and their values, as head and parts of a reply."""
-    fields = {name: column.field for name, (column, _, _) in read.rows.items()}
-    head = {name: {"shape": list(field.shape), "dtype": field.dtype} for name, field in fields.items()}
+    head = {name: {"shape": list(one.field.shape), "dtype": one.field.dtype} for name, one in columns.items()}
     parts: dict[str, Part] = {}
-    for name, (_, values, written) in read.rows.items():
-        parts |= {f"late:{name}": values, f"written:{name}": written}
+    for name, one in columns.items():
+        values, written = arrays[name], arrays[name + WRITTEN].view(np.bool_)
+        parts |= {f"late:{name}": values.reshape(-1, one.field.row_bytes), f"written:{name}": written.reshape(-1)}
     return ({"columns": head} if head else {}), parts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sharpwave.errors import EmptyError
 from sharpwave.format.segment import FIRST_FIELD
-from sharpwave.log.late_columns import described
+from sharpwave.log.late_columns import LateColumn, described
 from sharpwave.persistence.settings import LIMITS
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import draws_by_mass
@@ -23,14 +23,13 @@ from sharpwave.serve.budget import Budget, Holding, NoRoomError
 from sharpwave.serve.cluster_folder import LEASES
 from sharpwave.serve.cut_batches import ragged_parts, written
 from sharpwave.serve.intake import Intake
-from sharpwave.serve.late_values import add, chosen, drop, field_in, late_parts, write_values
+from sharpwave.serve.late_values import add, chosen, drop, field_in, late_arrays, late_parts, write_values
 from sharpwave.serve.replicas import Keeper
 from sharpwave.serve.server import Client, Reply
 from sharpwave.serve.shard_views import ShardView, ShardViews
 from sharpwave.serve.wire import Frame, Request, WireError, array_in
 from sharpwave.store import Store
 from sharpwave.views.batch_source import BatchSource
-from sharpwave.views.late_rows import LateRows, late_bytes
 from sharpwave.views.layout import BatchLayout, BatchTarget
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 
@@ -212,27 +211,29 @@ class Shard:
             source.items.follow()
             if not source.items.enough(max(1, len(points))):
                 raise EmptyError(f"shard: {source.items.count} items can be sampled, asked for were {len(points)}")
-            room(len(points) * view.rows * late_bytes(columns))  # first: a draw without room is not begun
-            late = LateRows(columns, begin, len(points))
+            late = late_arrays(columns, len(points), view.rows)
+            room(sum(one.nbytes for one in late.values()))  # first: a draw without room is not begun
             exact = points if source.items.uses is None and draws_by_mass(replay.sampler) else None
             if layout is not None:
                 target = self._shared(client, layout, source, frame)
-                target.grow, target.late = room, late
-                source.draw_into(target.part(begin, begin + len(points)), 0.0, exact)
-                head, parts = late_parts(late)
+                target.grow = room
+                part = target.part(begin, begin + len(points)).with_late(late)
+                source.draw_into(part, 0.0, exact)
+                head, parts = late_parts(columns, late)
                 return head, parts | ragged_parts(target, self.store.spec)
             pool = source.log.batches.pool
             if self.store.ram is None and pool.free_bytes > self.budget.limit_bytes * FREE_SHARE:
                 pool.trim()  # blocks of sizes that vary
-            target = source.lend(len(points))
+            target = source.lend(len(points)).with_late(late)
             target.cutter, target.grow = client.cutter(view.number, source.log), room
-            late.begin, target.late = 0, late
             source.draw_into(target, 0.0, exact)
-            return self._cut_parts(client, source, target, late)
+            return self._cut_parts(client, source, target, columns)
 
-    def _cut_parts(self, client: Client, source: BatchSource, target: BatchTarget, late: LateRows) -> Reply:
+    def _cut_parts(
+        self, client: Client, source: BatchSource, target: BatchTarget, columns: Mapping[str, LateColumn]
+    ) -> Reply:
         """Return the items of a batch, whose rows were cut out, as head and parts of a message."""
-        head, parts = late_parts(late)
+        head, parts = late_parts(columns, target.columns)
         parts |= written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
         return head, parts | ragged_parts(target, self.store.spec)
 
@@ -247,15 +248,16 @@ class Shard:
             with view.replay.lock:
                 source = self._source(view, names)
                 columns = chosen(source.log.late.columns, names)
-                room(len(ids) * view.rows * late_bytes(columns))
+                late = late_arrays(columns, len(ids), view.rows)
+                room(sum(one.nbytes for one in late.values()))
                 target, there = source.lend_for(ids)
                 if not there.any():
                     return {}, {"there": there}
                 target.draw.probabilities.fill(1)
-                late = LateRows(columns, 0, len(target.ids))
-                target.cutter, target.grow, target.late = client.cutter(view.number, source.log), room, late
+                target = target.with_late({name: one[: len(target.ids)] for name, one in late.items()})
+                target.cutter, target.grow = client.cutter(view.number, source.log), room
                 source.fill(target)
-                head, parts = self._cut_parts(client, source, target, late)
+                head, parts = self._cut_parts(client, source, target, columns)
                 return head, parts | {"there": there}
 
         head, parts = self._in_room(client, what, fetched)

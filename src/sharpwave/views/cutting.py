@@ -20,7 +20,7 @@ from sharpwave.errors import DamagedError
 from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.spec import Field
-from sharpwave.views.gather import PIECE_ROWS, FieldColumn, FieldReader, LogArrays, Read, RowReader
+from sharpwave.views.gather import PIECE_ROWS, FieldColumn, FieldReader, LogArrays, Read, RowReader, SharedReader
 from sharpwave.views.layout import BatchTarget
 from sharpwave.views.step_views import StepView
 
@@ -120,13 +120,14 @@ class RowCutter:
         """
         reads, readers = view.locate(target), self._arrays.readers()
         at_once = [field.shared or field.row_bytes < MIN_AUTO_BYTES for field in self._fields]
+        at_once += [True] * (len(readers) - len(at_once))  # columns added later
         small = [read for read in reads if at_once[read.field]]
-        self.shared.update(read.column for read in small if self._fields[read.field].shared)
+        self.shared.update(read.column for read in small if isinstance(readers[read.field], SharedReader))
         view.decode(target, small, [readers[read.field] for read in small])
         for read in reads:
             if not at_once[read.field]:
                 reader = readers[read.field]
-                assert isinstance(reader, FieldReader)  # late columns are read apart
+                assert isinstance(reader, FieldReader)
                 self._cut(reader, read, target.columns[read.column].shape[1], begin)
         view.fill_apart(target)  # sent as it is
         if view.decode_rows:

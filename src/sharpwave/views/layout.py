@@ -18,7 +18,6 @@ from sharpwave.native import core
 from sharpwave.ragged import Ragged
 from sharpwave.sampling.protocol import Draw
 from sharpwave.views.ids import tagged
-from sharpwave.views.late_rows import LateRows
 
 Array = npt.NDArray[Any]
 
@@ -102,7 +101,7 @@ class BatchTarget:
         begin: number of its first item in the batch.
         blocks, filling: the batch's memory, and its columns there, for fillers of the core; ``None``: they have none.
         grow: called with the bytes that the rows of a ragged field take; may raise, which undoes the draw.
-        late: reads the values of columns added later, which are in no column then; ``None``: nothing does.
+        late: names of columns added later that ``columns`` has beside the view's own (``with_late``).
         ragged: the batch's rows of any length, by name as ``StepView.no_rows`` has them.
     """
 
@@ -117,7 +116,7 @@ class BatchTarget:
     blocks: Sequence[Block] = ()
     filling: core.Filling | None = None
     grow: Callable[[int], None] | None = None
-    late: LateRows | None = None
+    late: Sequence[str] = ()
     ragged: Mapping[str, Ragged] = dataclasses.field(default_factory=dict)
 
     def part(self, begin: int, end: int) -> BatchTarget:
@@ -128,6 +127,10 @@ class BatchTarget:
         draw, ids = self.draw.part(begin, end), self.ids[some]
         rows, begin = list(scratch), self.begin + begin
         return dataclasses.replace(self, draw=draw, ids=ids, columns=columns, scratch=scratch, rows=rows, begin=begin)
+
+    def with_late(self, columns: Mapping[str, Array]) -> BatchTarget:
+        """Return the target with columns added later, uint8 [B, rows, row bytes] each, which its batch lacks."""
+        return dataclasses.replace(self, columns={**self.columns, **columns}, late=tuple(columns))
 
     def own_batch(self) -> Any:
         """Return the batch of its items alone."""
@@ -145,7 +148,7 @@ class BatchTarget:
         if self.cutter is not None:
             self.cutter.add(view, self, begin)
             return
-        if filler is not None and self.filling is not None and self.late is None:
+        if filler is not None and self.filling is not None and not self.late:
             work = self.draw.items, self.draw.uniforms, self.scratch
             if core.fill_lent(filler, self.filling, self.blocks, self.begin, *work):
                 return

@@ -251,9 +251,9 @@ class Windows(StepView[SequenceBatch]):
         log, runs, steps = self._arrays.current(), self._runs, np.empty((PIECE_ROWS, count), np.int64)
         steps = steps[:, : core.step_pieces(runs, count, self._columns, steps)].copy()
         reads, frames = [], dict[int, Ints]()
-        if self.ragged or target.late is not None:
+        if self.ragged:
             self._steps_read, self._steps_found = steps, count
-        for number, name, field in self.fields():
+        for number, name, field in self.fields() + self.late_fields(target):
             if name in self._spec.obs_names:
                 stack, window = field.frames, target.columns[name].shape[1]
                 pieces = frames.get(stack)
@@ -298,13 +298,13 @@ class Windows(StepView[SequenceBatch]):
         """Decode fields, spread stacks, and clear padding."""
         places = target.scratch
         for read, reader in zip(reads, readers, strict=True):
-            out, field = target.columns[read.column], self._fields[read.field]
+            out, field = target.columns[read.column], self._fields.get(read.field)
             reader.decode(read, out)
-            if read.column in self._spec.obs_names:
+            if field is not None and read.column in self._spec.obs_names:
                 if field.frames > 1:
                     core.spread_stacks(out, places, field.frames)
                 core.clear_padding(out.reshape(len(out), -1, field.frames * field.row_bytes), places, 1)
-            elif field.every is None:
+            elif field is None or field.every is None:  # columns that only the target has are of every step
                 core.clear_padding(out, places, 0)
 
     def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], places: Ints) -> int:

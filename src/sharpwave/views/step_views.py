@@ -102,6 +102,11 @@ class StepView(View[B], Generic[B]):
         numbered = enumerate(self._spec.fields.items())
         return [(k, name, field) for k, (name, field) in numbered if name in wanted and not field.ragged]
 
+    def late_fields(self, target: BatchTarget) -> list[tuple[int, str, Field]]:
+        """Return the columns added later that only ``target`` has, as ``fields``."""
+        numbered = enumerate(self._log.late.spec.fields.items()) if target.late else ()
+        return [(k, name, field) for k, (name, field) in numbered if name in target.late]
+
     @property
     def read_columns(self) -> int:
         return 0 if self.wanted is None else self._log.layout.bits(self.wanted)
@@ -178,10 +183,7 @@ class StepView(View[B], Generic[B]):
         raise NotImplementedError
 
     def fill_apart(self, target: BatchTarget) -> None:
-        """Read late columns and ragged rows, which are in no column, into the batch."""
-        if target.late is not None:
-            slot, row, places, each = self.places(target)
-            target.late.read(target.begin, slot * self._log.stride + row, places, each)
+        """Read ragged rows, which are in no column, into the batch."""
         if not target.ragged:
             return
         readers, numbers = self._arrays.readers(), {name: k for k, name in enumerate(self._spec.fields)}
@@ -333,7 +335,8 @@ class NStep(StepView[Batch]):
         self._locate(target.draw.items, target.columns, target.scratch)
         slot, row, frame, first, next_slot, next_frame, next_first = target.rows
         readers, reads = self._arrays.readers(), []
-        for name, number, ending in self._windows:
+        late = [(name, number, core.OF_STEPS) for number, name, _ in self.late_fields(target)]
+        for name, number, ending in self._windows + late:
             if ending == core.OF_STEPS:
                 there = readers[number].rows(slot, row)
                 reads.append(Read(name, number, slot, there, there))
