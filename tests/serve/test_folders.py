@@ -400,3 +400,14 @@ def test_clients_of_a_service_grow_and_save_it(tmp_path: Path, monkeypatch: pyte
                 other.checkpoint(tmp_path / "ckpt")
     with sw.Cluster.open(tmp_path / "ckpt", shards=1, disk=tmp_path / "one") as cluster:
         assert len(cluster) == held
+
+
+def test_a_service_deletes_its_socket_unless_another_file_is_there_by_then(tmp_path: Path) -> None:
+    path = tmp_path / "sock"
+    with Service(Address.parse(path), 1, None, Security(), capacity=100):
+        assert path.is_socket()
+    assert not path.exists()
+    with Service(Address.parse(path), 1, None, Security(), capacity=100):
+        path.unlink()
+        path.write_text("mine")
+    assert path.read_text() == "mine"
