@@ -209,6 +209,17 @@ def test_a_checkpoint_has_texts_and_rows(tmp_path: Path) -> None:
     again.extend(lazy_stack(steps[:3]))  # of the same structure
 
 
+def test_texts_beside_observations_are_stored_once() -> None:
+    prompt, buffer = "p" * 10_000, ReplayBuffer(1000, batch_size=16)
+    steps = [step.set("prompt", NonTensorData(prompt)) for step in lives(300)]
+    index = buffer.extend(lazy_stack(steps))
+    assert buffer.transitions.store.spec.shared_names == ("td/answer", "td/prompt")
+    held = buffer.transitions.store.stats()["shared"]
+    assert held["td/prompt"]["values"] == 1 and held["td/answer"]["values"] == 3
+    for found, step in zip(buffer[index], steps, strict=True):
+        assert_row(found, step)
+
+
 def test_what_cannot_be_stored_is_refused_by_its_key() -> None:
     buffer, steps = ReplayBuffer(1000), lives(4)
     for value, message in [({"a": 1}, "expected a text, or an array of numbers"), (7, "expected a text")]:

@@ -165,7 +165,10 @@ class TensorDictLayout:
             name: Field(made.shape, made.dtype, made.stack, made.pad, metadata=_metadata(self.obs[name]))
             for name, made in ((name, stack.field()) for name, stack in stacks.items())
         }
-        fields = {name: Field(leaf.shape, leaf.dtype, metadata=_metadata(leaf)) for name, leaf in self.fields.items()}
+        fields = {}
+        for name, leaf in self.fields.items():
+            same = name != ACTION and leaf.dtype in ("str", "bytes")  # such as a prompt of many answers
+            fields[name] = Field(leaf.shape, leaf.dtype, metadata=_metadata(leaf), shared=same)
         said = {"bits": [_metadata(leaf) for leaf in self.bits], "reward": self.reward and _metadata(self.reward)}
         return Spec(obs=obs, **fields, **{BITS: Field((-(-max(1, len(self.bits)) // 8),), "uint8", metadata=said)})
 
