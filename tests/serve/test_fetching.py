@@ -73,6 +73,31 @@ def test_a_cluster_fetches_what_its_stores_fetch(
         assert (nothing.ids == -1).all() and not nothing.weights.any()
 
 
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_cluster_fetches_single_steps_as_its_stores(tmp_path: Path, kind: Kind) -> None:
+    with served(2, tmp_path, kind, spec=SPEC) as there:
+        filled(there)
+        episodes = list(there.cluster.episodes())  # the newest steps, too
+        ids = np.concatenate([one.ids for one in episodes])
+        shards = np.concatenate([one.shards for one in episodes])
+        order = np.random.default_rng(0).permutation(len(ids))
+        stores: list[Any] = list(there.stores)
+        for fields in (None, *CHOICES):
+            found = there.cluster.fetch(ids[order], shards[order], fields=fields)
+            assert found.next_obs is None
+            check_as_stores(there, found, ids[order], shards[order], stores, fields=fields)
+        batch = there.cluster.transitions().sample(8)
+        assert equal(there.cluster.fetch(batch).obs["camera"], batch.obs["camera"])
+        assert len(there.cluster.fetch([], [])) == 0
+        there.cluster.delete(episodes=episodes[0])
+        with pytest.raises(KeyError, match="was evicted or deleted"):
+            there.cluster.fetch(ids, shards)
+        with pytest.raises(ValueError, match="ids alone"):
+            there.cluster.fetch(np.asarray(ids))
+        with pytest.raises(ValueError, match="these ids are of windows"):
+            there.cluster.fetch(there.cluster.sequences(length=4).sample(4))  # type: ignore[arg-type]
+
+
 def test_only_the_bytes_of_these_fields_are_read_and_sent(tmp_path: Path) -> None:
     spec = sw.Spec(obs=sw.Field((64, 64), "uint8", codec="raw"), action=sw.Field((), "int64"), note=sw.Field(str))
     rng = np.random.default_rng(0)

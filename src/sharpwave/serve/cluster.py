@@ -35,6 +35,7 @@ from sharpwave.serve.members import Members, ask_directory, members_of, turned
 from sharpwave.serve.ray_cluster import RayShards, is_ray
 from sharpwave.serve.remote_episodes import ClusterColumns, RemoteEpisodes, deleted, found
 from sharpwave.serve.remote_replay import RemoteReplay
+from sharpwave.serve.remote_steps import fetched_steps
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 from sharpwave.serve.shard_views import SAMPLERS
 from sharpwave.serve.wire import SEQUENCES, TRANSITIONS, Request
@@ -49,7 +50,7 @@ from sharpwave.views.view import STEPS
 
 LOCAL_CAPACITY = 64
 OF_STORES = {
-    "annotations", "branch", "delete_version", "drop_steps", "export", "fetch", "ids",
+    "annotations", "branch", "delete_version", "drop_steps", "export", "ids",
     "read_column", "snapshot", "table", "versions",
 }  # fmt: skip
 """Verbs that only stores have."""
@@ -511,6 +512,27 @@ class Cluster:
             return take_over(self._columns, self._members.call(Request.DESCRIBE, {"columns": True}))
         except ShardLostError:
             return False
+
+    def fetch(
+        self,
+        ids: Batch | npt.ArrayLike,
+        shards: npt.ArrayLike | None = None,
+        *,
+        fields: Sequence[str] | None = None,
+    ) -> Batch:
+        """Return steps by their ids, from all shards: as ``Store.fetch``.
+
+        Args:
+            ids: a batch of transitions; or ids, with ``shards``: ``batch.ids``, ``episode.ids``.
+            shards: ``batch.shards``, ``episode.shards``, where ids are given.
+            fields: names of the fields that the batch has, which alone are read and sent, as for ``sample``.
+
+        Raises:
+            KeyError: a step that was evicted or deleted, or whose shard began anew since.
+            ValueError: ids of another cluster, or of windows; ids without shards.
+            ShardLostError: the shard of a step cannot be reached.  DamagedError, MemoryError.
+        """
+        return fetched_steps(self._members, self._local, self._columns, ids, shards, fields)
 
     def episodes(self, *, order: Order = "oldest", where: str | None = None) -> RemoteEpisodes:
         """Find the episodes of all shards: as ``Store.episodes``.

@@ -155,6 +155,7 @@ class RemoteBatches:
         self._renew()
         self._spec, self._columns = shape.source.log.spec, columns
         self._late = LateTaker(shape.source.log.late)
+        self._lending = shape.lock  # of the empty store
         self._decoding = InterruptLock()  # kernels are not interrupted, nor their compiler
         self.fields = list(self._spec.fields.values())
         precede(self)
@@ -371,9 +372,10 @@ class RemoteBatches:
         order = np.concatenate([np.zeros(0, np.int64), *held])
         gone = np.setdiff1d(np.arange(len(ids)), order)
         if missing == "raise" and len(gone):
-            raise KeyError(f"fetch: id {ids[gone[0]]} was evicted, or its successor is not known yet")
+            raise KeyError(f"fetch: id {ids[gone[0]]} {self._of.lacks}")
         source, begin = fields.source, 0
-        target = source.lend_once(len(ids))
+        with self._lending:
+            target = source.lend_once(len(ids))
         with self._decoding:
             for places, (_, reply) in zip(held, replies, strict=True):
                 if len(places):
@@ -426,7 +428,8 @@ class RemoteBatches:
             while asked:
                 some, shard, ticket = asked[0]
                 reply = shard.link.wait(ticket)
-                shard.hear(reply)
+                if "state" in reply.head:
+                    shard.hear(reply)
                 replies.append((some, reply))
                 del asked[0]
         finally:

@@ -26,12 +26,13 @@ from sharpwave.serve.intake import Intake
 from sharpwave.serve.late_values import add, chosen, drop, field_in, late_arrays, late_parts, write_values
 from sharpwave.serve.replicas import Keeper
 from sharpwave.serve.server import Client, Reply
-from sharpwave.serve.shard_views import ShardView, ShardViews
+from sharpwave.serve.shard_views import ShardView, ShardViews, item_bytes
 from sharpwave.serve.wire import Frame, Request, WireError, array_in
 from sharpwave.store import Store
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.layout import BatchLayout, BatchTarget
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
+from sharpwave.views.stored_steps import StepSource
 
 Points = npt.NDArray[np.float64]
 FREE_SHARE = 0.25
@@ -57,6 +58,7 @@ class Shard:
         store._log.ledger.enter("connections", lambda: self.budget.held_bytes)
         self.incarnation = secrets.randbits(62)
         self.views = ShardViews(store, self.intake)
+        self._step_bytes = item_bytes(StepSource(store._log, store._step_tag).view)
         self._answers: dict[int, Callable[[Client, Frame], Reply | None]] = {
             Request.DESCRIBE: self._describe,
             Request.VIEW: self._view,
@@ -238,30 +240,35 @@ class Shard:
         return head, parts | ragged_parts(target, self.store.spec)
 
     def _fetch(self, client: Client, frame: Frame) -> Reply:
-        """Send the items among ``ids`` int64 [n] that are held, with encoded rows, and ``there`` bool [n], which these
-        are. ``fields``: as for a draw."""
-        view, names, ids = self.views.of(frame), _names(frame), array_in(frame.parts, "ids", np.int64, -1)
+        """Send the items among ``ids`` int64 [n] of a view that are held, with encoded rows, and ``there`` bool [n],
+        which these are; without a view, single steps. ``fields``: as for a draw."""
+        view = self.views.of(frame) if "view" in frame.head else None
+        names, ids, store = _names(frame), array_in(frame.parts, "ids", np.int64, -1), self.store
         what = f"a fetch of {len(ids):,} items"
-        client.budget.work(client.holding, len(ids) * sum(view.item_bytes), what)
+        each = self._step_bytes if view is None else view.item_bytes
+        rows, number = (1, -1) if view is None else (view.rows, view.number)
+        client.budget.work(client.holding, len(ids) * sum(each), what)
 
         def fetched(room: RaggedRoom) -> Reply:
-            with view.replay.lock:
-                source = self._source(view, names)
+            with store._lock:
+                source: Any = StepSource(store._log, store._step_tag) if view is None else self._source(view, names)
+                if view is None and names is not None:
+                    source = source.only(names.intersection(store.spec.fields))
                 columns = chosen(source.log.late.columns, names)
-                late = late_arrays(columns, len(ids), view.rows)
+                late = late_arrays(columns, len(ids), rows)
                 room(sum(one.nbytes for one in late.values()))
                 target, there = source.lend_for(ids)
                 if not there.any():
                     return {}, {"there": there}
                 target.draw.probabilities.fill(1)
                 target = target.with_late({name: one[: len(target.ids)] for name, one in late.items()})
-                target.cutter, target.grow = client.cutter(view.number, source.log), room
+                target.cutter, target.grow = client.cutter(number, source.log), room
                 source.fill(target)
                 head, parts = self._cut_parts(client, source, target, columns)
                 return head, parts | {"there": there}
 
         head, parts = self._in_room(client, what, fetched)
-        return self._said(view) | head, parts
+        return ({} if view is None else self._said(view)) | head, parts
 
     def _source(self, view: ShardView, names: frozenset[str] | None) -> BatchSource:
         """Return the source of batches with the fields of these names; columns added later are read apart."""

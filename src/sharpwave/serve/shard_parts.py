@@ -78,7 +78,10 @@ class ShardParts:
 
     Attributes:
         known: parts by shard number. ``limits_uses``: whether an item's uses are limited.
+        lacks: says of an id that there is no such item.
     """
+
+    lacks = "was evicted, or its successor is not known yet"
 
     def __init__(self, members: Members, asked: Mapping[str, Any], limiter: Limiter | None, windows: bool) -> None:
         self.members, self._asked, self._limiter, self._windows = members, dict(asked), limiter, windows

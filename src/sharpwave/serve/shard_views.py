@@ -21,6 +21,7 @@ from sharpwave.store import Store
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.layout import LARGE
 from sharpwave.views.replay import Replay
+from sharpwave.views.view import View
 
 SAMPLERS: dict[str, type[Any]] = {one.__name__: one for one in (Uniform, Prioritized, Fifo, Lifo)}
 """Samplers of shards, by name. Ranks among all items cannot be known to one shard."""
@@ -58,8 +59,7 @@ class ShardView:
 
     def __post_init__(self) -> None:
         view: Any = self.replay.view
-        sizes = [column.item.itemsize for column in view.columns().values()]
-        self.item_bytes = 8 * (view.scratch_rows + 3), sum(size for size in sizes if size < LARGE)
+        self.item_bytes = item_bytes(view)
         self.rows = view.burn_in + view.length if self.asked["kind"] == SEQUENCES else 1
         self.steps_before = self.replay.source.pace.steps_before
 
@@ -214,6 +214,12 @@ class ShardViews:
                 if view.leave(id(client), time.monotonic() - UNUSED_S):
                     view.credit = None
                     self._intake.look_again()
+
+
+def item_bytes(view: View[Any]) -> tuple[int, int]:
+    """Return the bytes that a draw takes for an item: working memory, and columns that are sent as they are."""
+    sizes = [column.item.itemsize for column in view.columns().values()]
+    return 8 * (view.scratch_rows + 3), sum(size for size in sizes if size < LARGE)
 
 
 def _sampler(described: Any) -> Sampler:

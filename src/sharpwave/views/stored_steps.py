@@ -13,7 +13,7 @@ from sharpwave.views.batch import Batch
 from sharpwave.views.batch_source import MAX_LAYOUTS
 from sharpwave.views.filling import fill_target
 from sharpwave.views.ids import Tag
-from sharpwave.views.layout import Arrays, BatchLayout
+from sharpwave.views.layout import Arrays, BatchLayout, BatchTarget
 from sharpwave.views.step_views import HERE, NUMBERS, NStep, empty_rows, numbers
 
 if TYPE_CHECKING:
@@ -107,3 +107,46 @@ class StepFetcher:
                 del self._kept[next(iter(self._kept))]
             self._kept[names, count] = view, BatchLayout(view.columns(), view.scratch_rows, count)
         return self._kept[names, count]
+
+
+class StepSource:
+    """Source of batches of single steps for learners elsewhere, whose columns added later are read apart.
+
+    Either end of a connection has one: the shard's fills them, the learner's, of an empty store, decodes them.
+    """
+
+    def __init__(self, log: StepLog, tag: Tag, view: StoredSteps | None = None) -> None:
+        if view is None:
+            view = StoredSteps()
+            view.late = False
+            view.bind(log)
+        self.log, self.tag, self.view = log, tag, view
+
+    def only(self, names: frozenset[str]) -> StepSource:
+        """Return a source of batches with these fields only."""
+        return StepSource(self.log, self.tag, self.view.only(names))
+
+    def lend_once(self, batch_size: int) -> BatchTarget:
+        """Lend memory for a batch.  Raises: MemoryError."""
+        layout = BatchLayout(self.view.columns(), self.view.scratch_rows, batch_size)
+        return layout.over(self.log.batches.lend(layout.sizes, layout.roots, layout.work_bytes), self.view, self.tag)
+
+    def lend_for(self, ids: Ints) -> tuple[BatchTarget, npt.NDArray[np.bool_]]:
+        """Lend memory for the steps among ``ids`` that are held; return it, and which these are.  Raises: MemoryError.
+
+        The store's lock is held.
+        """
+        self.log.check_open()
+        _, before = self.log.late.held(ids)
+        while True:
+            target = self.lend_once(int(np.count_nonzero(before)))
+            items, there = self.log.late.held(ids)  # memory for the batch may have evicted some
+            if np.array_equal(there, before):
+                target.draw.items[:], target.ids[:] = items[there], ids[there]
+                return target, there
+            before = there
+
+    def fill(self, target: BatchTarget) -> None:
+        """Cut the rows of a batch out.  Raises: as ``fill_target``."""
+        target.cutter.clear()
+        fill_target(self.log, self.view, target)
