@@ -136,9 +136,8 @@ def test_the_first_checkpoint_of_each_period_stays_without_its_replay_memory(run
     spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
     with sw.Store(spec, capacity=10) as store:
         for steps in (60, 110, 150, 290, 310, 390, 395):
-            save_checkpoint(
-                run / "checkpoints", make_agent(), {"steps": steps}, store, keep_every=100, demonstrations=store
-            )
+            memories = {"replay": store, "demonstrations": store}
+            save_checkpoint(run / "checkpoints", make_agent(), {"steps": steps}, memories, keep_every=100)
     found = checkpoints(run)
     assert [int(path.name) for path in found] == [110, 290, 310, 390, 395]
     for name in ("replay", "demonstrations"):

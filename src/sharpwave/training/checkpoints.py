@@ -14,6 +14,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -50,11 +51,10 @@ def save_checkpoint(
     folder: Path,
     agent: Agent,
     state: dict[str, Any],
-    store: sw.Store | None = None,
+    memories: Mapping[str, sw.Store] = MappingProxyType({}),
     run: str = "",
     best: Mapping[str, Tensor] | None = None,
     keep_every: int = 0,
-    demonstrations: sw.Store | None = None,
 ) -> Path:
     """Save a checkpoint as ``folder/<steps>`` and remove all but the newest ``KEEP`` checkpoints of the run.
 
@@ -68,7 +68,7 @@ def save_checkpoint(
     Args:
         folder: the run's folder of checkpoints; made if absent, but its parent must exist.
         state: JSON figures, including ``steps``.
-        store, demonstrations: stores to include; None: none.
+        memories: stores to include, by the names of their folders.
         run: the run's id.
         best: weights of the best policy so far, which ``load_best`` returns.
     Returns:
@@ -90,9 +90,8 @@ def save_checkpoint(
     try:
         write_new(partial / MARK, mark)  # first: whatever is left after a crash can be removed
         _write_files(partial, agent, {"version": files.VERSION, **state}, best or {})
-        for name, memory in ((files.REPLAY, store), (DEMONSTRATIONS, demonstrations)):
-            if memory is not None:
-                memory.checkpoint(partial / name)
+        for name, memory in memories.items():
+            memory.checkpoint(partial / name)
         sync_folder(partial)
         removed += _set_aside(final, mark)
         os.rename(partial, final)
@@ -425,7 +424,7 @@ class Saver(Callback):
         groups = [value for value in training.agent.state().values() if is_tensors(value)]
         groups.append(training.state.held_out.best_weights)
         tensors: int = sum(tensor.nbytes for group in groups for tensor in group.values())
-        stats = [store.stats() for store in _memories(training) if store is not None]
+        stats = [store.stats() for store in _memories(training).values()]
         return tensors + sum(int(one["bytes"]["arena_used"]) for one in stats if "disk" not in one)
 
     def _failed(self, training: Training, why: str) -> None:
@@ -455,7 +454,7 @@ class Saver(Callback):
         keep_policy(self._folder / files.LAST, training.agent.policy_tensors(), {"steps": metrics["steps"]}, self._say)
         before = self.lost
         try:
-            self._save(training, *_memories(training))
+            self._save(training, _memories(training))
         except OSError as error:
             if error.errno in FULL:
                 self._too_little = self._free
@@ -484,9 +483,9 @@ class Saver(Callback):
         steps = self._figures["steps"]
         message = f"The run's last checkpoint, at {steps:,} steps, could not be written: {self.lost}."
         saved = None
-        if _memories(training)[0] is not None:
+        if _memories(training):
             with contextlib.suppress(OSError):
-                saved = self._save(training, None, None)
+                saved = self._save(training, {})
         if saved is None:
             raise NotSavedError(f"{message} Training since the previous checkpoint is lost. {self._kept()}")
         raise NotSavedError(
@@ -494,27 +493,20 @@ class Saver(Callback):
             "resumed from it fills a new memory before it learns"
         )
 
-    def _save(self, training: Training, store: sw.Store | None, demonstrations: sw.Store | None) -> Path:
-        return save_checkpoint(
-            self._folder / files.CHECKPOINTS,
-            training.agent,
-            self._figures,
-            store,
-            self._run,
-            self._best,
-            training.recipe.training.keep_every,
-            demonstrations,
-        )
+    def _save(self, training: Training, memories: Mapping[str, sw.Store]) -> Path:
+        folder, keep_every = self._folder / files.CHECKPOINTS, training.recipe.training.keep_every
+        return save_checkpoint(folder, training.agent, self._figures, memories, self._run, self._best, keep_every)
 
     def _kept(self) -> str:
         found = newest_checkpoint(self._folder / files.CHECKPOINTS, self._run)
         return "No checkpoint has been written yet" if found is None else f"Checkpoint {found.name} is kept"
 
 
-def _memories(training: Training) -> tuple[sw.Store | None, sw.Store | None]:
+def _memories(training: Training) -> dict[str, sw.Store]:
     """Return the stores that a checkpoint includes: the replay memory, unless it is a cluster, and demonstrations."""
-    saved, store, view = training.recipe.replay.save_replay, training.store, training.view
-    return (
-        store if saved and isinstance(store, sw.Store) else None,
-        view.demonstrations if saved and isinstance(view, DemonstratedReplay) else None,
+    store, view = training.store, training.view
+    if not training.recipe.replay.save_replay or not isinstance(store, sw.Store):
+        return {}
+    return {files.REPLAY: store} | (
+        {DEMONSTRATIONS: view.demonstrations} if isinstance(view, DemonstratedReplay) else {}
     )
