@@ -231,9 +231,8 @@ class ActorCritic(NetworkAgent):
     The two networks share nothing, so that actors are sent the policy alone.
     """
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
-        self.distribution = policy_for(spaces, self.Settings.kind)
+    def build(self) -> None:
+        self.distribution = policy_for(self.spaces, self.Settings.kind)
         self.inputs = self.make_inputs()
         self.policy, self.value = (network.to(self.device) for network in self.networks())
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from sharpwave.agents.bandits import SlidingUCB
 from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic
 from sharpwave.agents.ngu import NGU, NOVELTY, NGUSettings, NGUState
-from sharpwave.agents.protocol import Obs, Spaces
+from sharpwave.agents.protocol import Obs
 from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
 
@@ -64,8 +64,8 @@ class Agent57(NGU):
     Settings = Agent57Settings
     settings: Agent57Settings
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
+    def build(self) -> None:
+        super().build()
         self.bandit = self._bandit(1)
 
     def _bandit(self, lanes: int) -> SlidingUCB:

@@ -20,7 +20,7 @@ from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.learner import NetworkAgent, move_towards
 from sharpwave.agents.losses import action_cross_entropy, squared
-from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces, ViewSettings
+from sharpwave.agents.protocol import Acted, Learned, Obs, ViewSettings
 from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, TransitionsSettings
 from sharpwave.configuration import Checked, setting
 from sharpwave.extras import Tensor, nn, torch
@@ -72,10 +72,9 @@ class BC(NetworkAgent):
 
     EXPLORES = False
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
-        self.box = spaces.action if isinstance(spaces.action, Box) else None
-        self.numbered = None if self.box is not None else NumberedActions(spaces, self.Settings.kind)
+    def build(self) -> None:
+        self.box = self.spaces.action if isinstance(self.spaces.action, Box) else None
+        self.numbered = None if self.box is not None else NumberedActions(self.spaces, self.Settings.kind)
         self.inputs = self.make_inputs(self.settings.standardize)
         self.policy = self.network().to(self.device)
         self.average: nn.Module = self.follower("average", copy.deepcopy(self.policy), self.policy)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sharpwave.agents.protocol import Learned, Spaces
+from sharpwave.agents.protocol import Learned
 from sharpwave.agents.replay import LEARNING, NETWORK
 from sharpwave.agents.sac import SAC, SACSettings, twin_targets
 from sharpwave.configuration import setting
@@ -43,8 +43,8 @@ class CrossQ(SAC):
     BETAS = (0.5, 0.999)
     NORMALIZED = True
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
+    def build(self) -> None:
+        super().build()
         self.updates = 0
 
     def target_network(self) -> None:

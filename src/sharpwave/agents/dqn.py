@@ -22,7 +22,7 @@ from sharpwave.agents.architectures import networks
 from sharpwave.agents.exploration import ExplorationSettings, Strategy
 from sharpwave.agents.learner import PRECISIONS, LearningRateSettings, NetworkAgent, move_towards, to_tensors
 from sharpwave.agents.losses import huber, signed_parabolic, squared
-from sharpwave.agents.protocol import Acted, Bools, Floats, Learned, Obs, Rows, Spaces, Valued
+from sharpwave.agents.protocol import Acted, Bools, Floats, Learned, Obs, Rows, Valued
 from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
@@ -95,10 +95,9 @@ class QAgent(NetworkAgent):
 
     online: Any
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
+    def build(self) -> None:
         self.exploration: Strategy = self.settings.strategy
-        self.actions = NumberedActions(spaces, self.Settings.kind)
+        self.actions = NumberedActions(self.spaces, self.Settings.kind)
         self.num_actions = self.actions.count
         self._keeps_values = False
         self.inputs = self.make_inputs()
@@ -172,8 +171,8 @@ class TargetQAgent(QAgent):
     COUNTS = ("targets_copied",)
     settings: Any
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
+    def build(self) -> None:
+        super().build()
         self.targets_copied = 0  # periods of ``target_every`` steps whose copy to the target was made
         self.target = self.follower("target", self.network(), self.online)
         averages = self.settings.average_decay > 0

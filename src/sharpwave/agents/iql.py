@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from sharpwave.agents.bc import BC, BCSettings
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.losses import squared
-from sharpwave.agents.protocol import Learned, Spaces
+from sharpwave.agents.protocol import Learned
 from sharpwave.agents.replay import LEARNING, TransitionsSettings
 from sharpwave.configuration import setting
 from sharpwave.extras import Tensor, nn, torch
@@ -57,8 +57,8 @@ class IQL(BC):
 
     Settings = IQLSettings
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
+    def build(self) -> None:
+        super().build()
         self.value = self.value_network().to(self.device)
         self.critics = nn.ModuleList(self.value_network(self.action_size) for _ in range(CRITICS)).to(self.device)
         self.targets = self.follower("targets", copy.deepcopy(self.critics), self.critics)

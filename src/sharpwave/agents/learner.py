@@ -66,6 +66,10 @@ class NetworkAgent(Agent):
         self._precision = pick_precision(getattr(self.settings, "precision", "float32"), self.device)
         self._rng = np.random.default_rng(seed)
         self._followers: dict[str, nn.Module] = {}
+        self.build()
+
+    def build(self) -> None:
+        """Make inputs and networks; called once, by the constructor."""
 
     @property
     def precision(self) -> str:

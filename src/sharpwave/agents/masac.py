@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from sharpwave.agents.learner import move_towards
-from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
+from sharpwave.agents.protocol import Acted, Learned, Obs
 from sharpwave.agents.replay import LEARNING
 from sharpwave.agents.vdn import TeamAgent, TeamSettings, best_legal, taken
 from sharpwave.configuration import expect, setting
@@ -63,10 +63,10 @@ class MASAC(TeamAgent):
 
     Settings = MASACSettings
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
+    def build(self) -> None:
         from sharpwave.agents.team_networks import layers
 
-        super().__init__(spaces, settings, device, seed)
+        super().build()
         self.policy = layers(self.inputs.features, self.settings.hidden_units, self.team.actions).to(self.device)
         self.critics = self.critic_networks()
         self.target = self.follower("target", self.critic_networks(), self.critics)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from sharpwave.agents.actions import with_legal
 from sharpwave.agents.learner import load_optimizer, optimizer_tensors, to_tensors
 from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic, window_ends
-from sharpwave.agents.protocol import Acted, Learned, Obs, Rows, Spaces
+from sharpwave.agents.protocol import Acted, Learned, Obs, Rows
 from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings, R2D2State
 from sharpwave.agents.replay import LEARNING
 from sharpwave.configuration import expect, setting
@@ -116,8 +116,8 @@ class NGU(R2D2):
     Settings: type[NGUSettings] = NGUSettings
     settings: NGUSettings
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
+    def build(self) -> None:
+        super().build()
         from sharpwave.agents.novelty import Novelty
 
         own = self.settings

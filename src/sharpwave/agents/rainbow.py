@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sharpwave.agents.actions import legal_in, with_legal
 from sharpwave.agents.dqn import DQN, DQNSettings, NStepErrors, QState
 from sharpwave.agents.exploration import EpsilonGreedy
-from sharpwave.agents.protocol import Acted, Obs, Spaces, Valued
+from sharpwave.agents.protocol import Acted, Obs, Valued
 from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
@@ -117,8 +117,8 @@ class Rainbow(DQN):
 
     Settings: type[RainbowSettings] = RainbowSettings
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
+    def build(self) -> None:
+        super().build()
         if self.settings.noisy and not self.settings.noisy_epsilon:
             self.exploration = EpsilonGreedy(start=0.0, end=0.0, steps=0)
 

@@ -109,9 +109,8 @@ class TwinCritics(NetworkAgent):
     BETAS = (0.9, 0.999)
     NORMALIZED = False
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
-        self.actions = BoxActions(spaces, self.Settings.kind)
+    def build(self) -> None:
+        self.actions = BoxActions(self.spaces, self.Settings.kind)
         self.inputs = self.make_inputs()
         self.actor = self.actor_network().to(self.device)
         self.critics: Any = self.critic_network().to(self.device)
@@ -209,8 +208,8 @@ class SAC(TwinCritics):
     Settings: type[SACSettings] = SACSettings
     OUTPUTS = 2  # mean and logarithm of the standard deviation
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
+    def build(self) -> None:
+        super().build()
         self.target: Any = self.target_network()
         self.log_temperature = nn.ParameterList([torch.zeros(1, device=self.device)])
         given = self.settings.target_entropy

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.learner import move_towards
-from sharpwave.agents.protocol import Learned, Spaces
+from sharpwave.agents.protocol import Learned
 from sharpwave.agents.replay import EXPLORATION, LEARNING
 from sharpwave.agents.sac import TwinCritics, TwinCriticsSettings, dpg_loss, twin_targets
 from sharpwave.configuration import setting
@@ -45,8 +45,8 @@ class TD3(TwinCritics):
     Settings: type[TD3Settings] = TD3Settings
     COUNTS = ("updates",)
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
+    def build(self) -> None:
+        super().build()
         self.target_actor = self.follower("target_actor", self.actor_network(), self.actor)
         self.target_critics = self.follower("target_critics", self.critic_network(), self.critics)
         self.updates = 0

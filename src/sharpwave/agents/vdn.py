@@ -27,7 +27,7 @@ from sharpwave.agents.dqn import QState
 from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.learner import NetworkAgent, move_towards, to_tensors
 from sharpwave.agents.losses import squared
-from sharpwave.agents.protocol import Acted, Bools, Learned, Obs, Rows, Spaces
+from sharpwave.agents.protocol import Acted, Bools, Learned, Obs, Rows
 from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import Checked, setting
 from sharpwave.extras import Tensor, nn, torch
@@ -59,12 +59,11 @@ class TeamAgent(NetworkAgent):
         team: sizes of the team.
     """
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
+    def build(self) -> None:
         from sharpwave.agents.team_networks import TeamInputs, team_of
 
-        super().__init__(spaces, settings, device, seed)
-        self.team = team_of(spaces, self.Settings.kind)
-        self.inputs = TeamInputs(spaces, self.team).to(self.device)
+        self.team = team_of(self.spaces, self.Settings.kind)
+        self.inputs = TeamInputs(self.spaces, self.team).to(self.device)
 
     def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
         """Return Q or logits of each agent's actions, float32 [lanes, N, A], illegal ones included."""
@@ -88,8 +87,8 @@ class VDN(TeamAgent):
     Settings: type[VDNSettings] = VDNSettings
     settings: VDNSettings
 
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        super().__init__(spaces, settings, device, seed)
+    def build(self) -> None:
+        super().build()
         self.online = self.networks().to(self.device)
         self.target = self.follower("target", self.networks(), self.online)
 
