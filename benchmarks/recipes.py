@@ -52,8 +52,8 @@ from sharpwave.bench.learning_runs import interval as iqm_interval
 from sharpwave.offline.recorded import RecordedEpisodes
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.offline_data import store_path
-from sharpwave.training.recipes import load_recipe
-from sharpwave.training.recipes.recipe import Recipe, default_recipe
+from sharpwave.training.recipes import default_recipe, load_recipe
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.run import run as train_here
 from sharpwave.training.scores import EPISODES, EPSILON, EVAL_SEED
 

@@ -15,8 +15,8 @@ import sharpwave as sw
 from sharpwave.cli import main
 from sharpwave.training.folder import checkpoints, new_folder
 from sharpwave.training.offline_data import about
-from sharpwave.training.recipes import load_recipe
-from sharpwave.training.recipes.recipe import Gymnasium, default_recipe
+from sharpwave.training.recipes import default_recipe, load_recipe
+from sharpwave.training.recipes.recipe import Gymnasium
 from sharpwave.training.run import resume, run
 
 EPISODES, UPDATES = 6, 40

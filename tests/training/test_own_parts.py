@@ -15,8 +15,7 @@ from sharpwave.agents import architectures, registry
 from sharpwave.agents.architectures import register_image_model
 from sharpwave.errors import NotRegisteredError
 from sharpwave.training.folder import Config, read_config, write_config
-from sharpwave.training.recipes import load_recipe
-from sharpwave.training.recipes.recipe import default_recipe
+from sharpwave.training.recipes import default_recipe, load_recipe
 from sharpwave.training.run import run
 from sharpwave.training.setup import OwnParts, check_own_parts, own_parts
 

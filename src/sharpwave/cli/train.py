@@ -16,7 +16,7 @@ from sharpwave.agents.registry import is_known
 from sharpwave.cli.output import console, settings_table, summary_table
 from sharpwave.configuration import Leaf, choices, leaves
 from sharpwave.escaping import printable
-from sharpwave.training.recipes import OFFLINE, load_recipe, recipe_names
+from sharpwave.training.recipes import OFFLINE, default_recipe, load_recipe, recipe_names
 from sharpwave.training.recipes.recipe import Atari, resumable
 
 if TYPE_CHECKING:
@@ -149,8 +149,6 @@ def value_of(wanted: str, arguments: list[str]) -> str | None:
 
 def of_algorithm(ctx: Any, recipe: Recipe, arguments: list[str]) -> Recipe:
     """Return recipe ``offline`` with the algorithm that arguments name, whose settings become options."""
-    from sharpwave.training.recipes.recipe import default_recipe
-
     kind = value_of("--algorithm", arguments)
     if kind is None or kind == recipe.agent.kind:
         return recipe

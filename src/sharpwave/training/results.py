@@ -13,8 +13,7 @@ from sharpwave.escaping import printable
 from sharpwave.showing import byte_text, duration_text, line_chart, number_text, step_bytes_text, table, titled
 from sharpwave.training.atomic_files import write_bytes
 from sharpwave.training.folder import CURVE, METRICS, Config, as_number, read_config, read_metrics, read_summary
-from sharpwave.training.recipes import load_recipe
-from sharpwave.training.recipes.recipe import default_recipe
+from sharpwave.training.recipes import default_recipe, load_recipe
 
 
 class TrainingRun(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -414,24 +413,6 @@ class Recipe:
             ValueError: an unknown setting, or a value of another type.
         """
         return from_table(cls(), table)
-
-
-def default_recipe(kind: str) -> Recipe:
-    """Make a recipe from an algorithm's own defaults."""
-    agent = agent_settings(kind)()
-    replay = getattr(agent, "replay", None)
-    if replay is not None and math.isfinite(replay.most_samples):
-        # Items are used up. Without a warm-up: steps that wait for one are old when they are used.
-        return Recipe(env=Gymnasium(), agent=agent, training=TrainingSettings(warmup_steps=0, update_every=1))
-    if not isinstance(agent, OfflineSettings):
-        return Recipe(env=Gymnasium(), agent=agent)
-    return Recipe(
-        env=Gymnasium(""),  # that of the data
-        agent=agent,
-        replay=ReplaySettings(capacity=10_000_000),
-        training=TrainingSettings(steps=50_000, threads=1, checkpoint_every=25_000, warmup_steps=0, update_every=1),
-        evaluation=EvaluationSettings(evaluate_every=10_000),
-    )
 
 
 def resumable() -> dict[str, Any]:
