@@ -53,7 +53,6 @@ def register_image_model(name: str, model: ImageModel) -> None:
 
 
 def registered_image_models() -> Mapping[str, ImageModel]:
-    """Return the image models that were registered in this process, by name."""
     return dict(_registered)
 
 

@@ -242,7 +242,6 @@ class SAC(TwinCritics):
         return self.log_temperature[0].detach().exp() if given is None else torch.tensor([given], device=self.device)
 
     def targets(self, batch: Any) -> Tensor:
-        """Return the targets of the critics' values, float32 [B]."""
         assert self.target is not None
         with torch.no_grad():
             inputs = self.inputs(batch.next_obs)

@@ -63,7 +63,6 @@ class TD3(TwinCritics):
     # learn
 
     def targets(self, batch: Any) -> Tensor:
-        """Return the targets of the critics' values, float32 [B]."""
         settings = self.settings
         with torch.no_grad():
             inputs = self.inputs(batch.next_obs)

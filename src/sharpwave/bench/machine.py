@@ -48,7 +48,6 @@ def available_bytes() -> int:
 
 
 def cores() -> int:
-    """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,6 @@ class _Contest:
         self._children: dict[str, AnsweringChild] = {}
 
     def fill(self, recording: PlayedSteps, folder: Path, seconds: float, say: Say) -> None:
-        """Start and fill all contenders, as many at a time as there are cores."""
         encoded, raw = sizes(recording, seconds)
         steps: dict[str, int] = {}
         for name, setup in SETUPS.items():
@@ -114,10 +114,7 @@ class _Contest:
             self._filled(name)
 
     def round(self, turn: int, slice_s: float) -> None:
-        def ask(name: str, what: str, batch: int) -> Results | None:
-            return self._measured(name, what, batch, slice_s)
-
-        measure_round(self._results["contenders"], turn, BATCHES, ask)
+        measure_round(self._results["contenders"], turn, BATCHES, partial(self._measured, slice_s=slice_s))
         limit = self._measured(LIMIT, "windows", 256, slice_s)
         if limit is not None:
             self._results["limit"].append(limit["windows"])

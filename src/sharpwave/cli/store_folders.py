@@ -153,7 +153,6 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 
 def describe(found: Survey) -> dict[str, Any]:
-    """Return everything known about the store, as JSON."""
     from sharpwave.persistence.versions import versions_in
 
     described, later, trouble, sizes = found.described, found.late, found.late.damage, {}

@@ -74,7 +74,6 @@ class RecipeGroup(TyperGroup):
         return TyperCommand(cmd_name, help=names[cmd_name]) if cmd_name in names else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the recipe's complete command and its arguments."""
         name, *rest = args
         if name == FROM_FILE:
             from sharpwave.training.recipes.settings_files import read_recipe

@@ -175,7 +175,6 @@ class AgentSuite:
             state = agent.observe(state, reward[t : t + 1], np.zeros(1, np.bool_))
 
     def test_lanes_do_not_disturb_each_other(self) -> None:
-        """A lane acts the same alone and among others."""
         agent = self.fresh()
         together, alone = agent.begin(LANES), [agent.begin(1) for _ in range(LANES)]
         for step in range(5):
@@ -211,7 +210,6 @@ class AgentSuite:
                 np.testing.assert_array_equal(np.asarray(value)[lane], np.asarray(other)[lane], err_msg=name)
 
     def test_scored_lanes_and_schedules(self) -> None:
-        """Some lanes are scored; schedules are numbers."""
         agent = self.fresh()
         for lanes in (1, 8):
             scored = agent.scored_lanes(lanes)
@@ -280,7 +278,6 @@ class AgentSuite:
         assert not same(agent.policy_tensors(explore=True), before), "20 updates changed nothing"
 
     def test_the_same_updates_give_the_same_agent(self) -> None:
-        """Agents with the same seed and the same batches are equal."""
         one, two = self.fresh(3), self.fresh(3)
         for agent in (one, two):
             torch.manual_seed(5)
@@ -328,7 +325,6 @@ class AgentSuite:
 
 
 def plain(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state's values that are not tensors."""
     return {name: value for name, value in state.items() if not _is_tensors(value)}
 
 

@@ -97,7 +97,6 @@ class CodecSuite:
     @SETTINGS
     @given(picture=pictures(), trained=st.booleans())
     def test_a_row_alone_is_that_row(self, picture: tuple[Bytes, int], trained: bool) -> None:
-        """Decoding one row gives the same row as decoding all of them."""
         codec, column, rows = self._encoded(picture, trained)
         if column is None:
             return

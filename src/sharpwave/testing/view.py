@@ -123,7 +123,6 @@ class ViewSuite:
         return dict(zip(ids.tolist(), self._told(replay.fetch(ids)), strict=True)) if len(ids) else {}
 
     def _check(self, play: Play, replay: Replay[Any]) -> dict[int, Any]:
-        """Check that the view has the expected items, and return them by id."""
         items = self._items(replay)
         expected = [item for lane in play.lanes for item in self.expected(lane)]
         assert set(items.values()) == set(expected) and len(items) == len(expected)

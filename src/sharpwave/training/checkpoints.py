@@ -326,7 +326,6 @@ def _mark(run: str) -> bytes:
 
 
 def _is_folder(path: Path) -> bool:
-    """Return whether ``path`` is a folder and not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 

@@ -27,7 +27,6 @@ from sharpwave.training.folder import Config
 from sharpwave.training.progress import Metrics
 from sharpwave.training.recipes.recipe import Recipe
 
-EPISODE = {"reward": "reward", "avg_reward": "avg_reward", "episode_steps": "steps"}
 REPORT = {
     "loss": "loss",
     "avg_loss": "avg_loss",
@@ -45,11 +44,10 @@ REPORT = {
     "replay_ratio": "actors/replay_ratio",
     "actor_restarts": "actors/restarts",
 }
-EVALUATION = {"mean": "held_out/mean", "min": "held_out/min"}
 SCALARS = {
-    "episode": (EPISODE, "figures", "episode"),
+    "episode": ({"reward": "reward", "avg_reward": "avg_reward", "episode_steps": "steps"}, "figures", "episode"),
     "report": (REPORT, "learner", "learner"),
-    "evaluation": (EVALUATION, "", ""),
+    "evaluation": ({"mean": "held_out/mean", "min": "held_out/min"}, "", ""),
 }
 """Names of an event's scalars by the names of its figures; the figure that holds further ones, and their prefix."""
 PROJECT = "sharpwave"

@@ -82,7 +82,6 @@ class TrainingRun(NamedTuple):
         return printable(f"{summary.get('recipe')}: {summary.get('env')}, seed {summary.get('seed')}")
 
     def _figures(self) -> list[tuple[str, str]]:
-        """Return the most important figures, each with its name."""
         summary = self.summary
         ended = "not ended" if "steps" in summary else "begun"
         reason = summary.get("reason")

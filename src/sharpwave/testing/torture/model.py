@@ -130,7 +130,6 @@ class Log:
             self.limits = {k: v for k, v in self.program.settings.items() if k in ("capacity", "disk_limit")}
 
     def copy(self) -> Log:
-        """Return a copy that shares the program and the counts."""
         lanes = [[None if s is None else LoggedStep(**vars(s)) for s in steps] for steps in self.lanes]
         return Log(
             self.program, lanes, dict(self.held), dict(self.ids), list(self.flushed), set(self.gone),
@@ -222,7 +221,6 @@ class Log:
                 del known[key]
 
     def cleared(self) -> None:
-        """Note that the store was cleared."""
         for lane, steps in enumerate(self.lanes):
             if self.unfinished(lane):
                 last = steps[-1]

@@ -398,7 +398,6 @@ class Run:
             self._send({"do": "full", "free_bytes": quota})
 
     def _begin(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Start a process that opens the store."""
         self._pipe, other = multiprocessing.Pipe()
         self._child = os.fork()
         if self._child == 0:

@@ -122,7 +122,6 @@ class _Maker:
         self.operations.append({"do": do, **arguments})
 
     def some(self) -> None:
-        """Add an operation or a few."""
         rng, program = self.rng, self.program
         chance = rng.random()
         if self.faulty and rng.random() < 0.15:
@@ -179,7 +178,6 @@ class _Maker:
         return found
 
     def end(self, how: str) -> None:
-        """Add an end of the life."""
         if how == "close":
             self.add("close")
         elif how == "kill later":

@@ -166,8 +166,6 @@ def parse_lines(text: str, what: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """Settings of the replay memory."""
-
     capacity: int = setting(1_000_000, "steps that the replay memory holds", MEMORY, at_least=1)
     ram: str = setting("", "RAM limit of the replay memory, as 2GiB; empty: none", MEMORY)
     disk_limit: str = setting("", "keep it on disk, in the run's folder, up to this size, as 50GiB; empty: no", MEMORY)
@@ -295,8 +293,6 @@ class EvaluationSettings:
 
 @dataclass(frozen=True)
 class ActorSettings(Checked):
-    """Settings of actor processes."""
-
     count: int = setting(
         0,
         "processes that act while this one learns; 0: one process does both, repeatably",
