@@ -27,6 +27,7 @@ from safetensors.torch import load, save
 import sharpwave as sw
 from sharpwave.agents.protocol import Acted, Agent, Spaces
 from sharpwave.configuration import from_table, leaves, to_table
+from sharpwave.training.checkpoints import is_tensors
 
 LANES, STEPS = 3, 60
 ACTING_STEPS = 30
@@ -325,11 +326,7 @@ class AgentSuite:
 
 
 def plain(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in state.items() if not _is_tensors(value)}
-
-
-def _is_tensors(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(one, torch.Tensor) for one in value.values())
+    return {name: value for name, value in state.items() if not is_tensors(value)}
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -359,9 +359,9 @@ def _load(folder: Path, checkpoint: Path, config: files.Config, parts: RunParts)
     state.held_out.best_weights = load_best(checkpoint, values)
     if (state.held_out.best is None) != (not state.held_out.best_weights):
         raise ValueError("it holds a best policy without its evaluation, or an evaluation without its policy")
-    saved = Saved(checkpoint, report, state, state.end_reached(recipe))
-    if saved.ended is not None:
-        return saved
+    ended = state.end_reached(recipe)
+    if ended is not None:
+        return Saved(checkpoint, report, state, ended)
     store, view, replay_id = _memory(folder, checkpoint / files.REPLAY, config, parts)
     if store.recovery is not None and store.recovery.damages:
         store.close()
@@ -372,7 +372,7 @@ def _load(folder: Path, checkpoint: Path, config: files.Config, parts: RunParts)
         except NO_STATE as error:
             store.close()
             raise ValueError(f"the state of its blend cannot be restored ({error!r})") from error
-    return replace(saved, memory=(store, view, replay_id))
+    return Saved(checkpoint, report, state, None, (store, view, replay_id))
 
 
 def _memory(
