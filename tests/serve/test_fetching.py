@@ -199,3 +199,18 @@ def test_a_shard_that_is_lost_or_began_anew(tmp_path: Path) -> None:
             assert np.array_equal(view.fetch(batch, missing="mask").ids >= 0, first)
         finally:
             there.servers[1].close()
+
+
+def test_a_column_that_another_client_added_anew_with_a_dtype_that_does_not_convert(tmp_path: Path) -> None:
+    with served(2, tmp_path, spec=SPEC) as there:
+        filled(there)
+        addresses = [str(one.address) for one in there.servers]
+        with sw.Cluster.of(SPEC, addresses) as other:
+            other.add_column("mark", sw.Field((), "bool"))
+            there.cluster.drop_column("mark")
+            there.cluster.add_column("mark", sw.Field((), "float32"))
+            batch = other.transitions().sample(8)
+            with pytest.raises(TypeError, match="mark: got dtype"):
+                other.write_column("mark", batch, np.full(8, 2j))
+            assert other.write_column("mark", batch, np.full(8, 0.5, np.float32)) == 8
+            assert (other.fetch(batch)["mark"] == 0.5).all()

@@ -495,7 +495,7 @@ class Cluster:
             raise self._no_column("write_column", name, there)
         try:
             return self._written(name, field, ids, values, shards)
-        except ValueError:  # another client may have dropped the column, and added this one
+        except (ValueError, TypeError):  # another client may have dropped the column, and added this one
             if name not in self._columns or not self._take_over_columns():
                 raise
             return self._written(name, self._columns[name], ids, values, shards)
