@@ -649,3 +649,67 @@ def test_bad_input_changes_nothing() -> None:
             ours.VectorReplayBuffer(40, 2, **arguments).add(steps.batch(np.arange(2)))
     with pytest.raises(AttributeError, match="nothing was added"):
         ours.VectorReplayBuffer(40, 2).obs  # noqa: B018
+
+
+def alone(obs: Any, after: Any, **more: Any) -> Batch:
+    """Return a transition of one environment, to be added by ``add(batch, [0])``."""
+    flag = np.zeros(1, np.bool_)
+    return Batch(obs=obs, obs_next=after, act=np.zeros(1), rew=np.zeros(1), terminated=flag, truncated=flag, **more)
+
+
+@pytest.mark.parametrize("text", [b"ab\0\0", "ab\0\0"], ids=["bytes", "str"])
+def test_texts_of_one_index_keep_trailing_zeros(text: Any) -> None:
+    both, obs = [module.ReplayBuffer(9) for module in (ours, theirs)], Batch()
+    obs.deep = Batch(raw=rows([text]), x=np.zeros((1, 1)), number=np.zeros(1))
+    found = []
+    for buffer in both:
+        buffer.add(alone(obs, obs), [0])
+        found.append([buffer[0].obs, buffer.get(0, "obs"), buffer.get(0, "obs_next"), buffer[[0]].obs])
+    for mine, other in zip(*found, strict=True):
+        assert_same(mine, other)
+        assert type(mine.deep.raw) is type(other.deep.raw)
+    assert found[0][0].deep.raw == text
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_refused_first_transition_changes_nothing(disk: bool, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"disk": tmp_path / "store"} if disk else {}
+    buffer = ours.ReplayBuffer(9, **more)
+    text, raw = rows(["a"]), rows([b"a"])
+    for obs, after, error in [
+        (text, raw, TypeError),
+        (text, rows([np.zeros(2)]), TypeError),
+        (rows([np.zeros(2)]), rows([np.zeros((2, 2))]), TypeError),
+        (rows([np.zeros(2)]), rows([np.zeros(2, np.int64)]), TypeError),
+    ]:
+        with pytest.raises(error, match=r"add: obs_next: got rows of .*, expected .* as in the first"):
+            buffer.add(alone(obs, after), [0])
+    if not disk:
+        with pytest.raises(ValueError, match="no UTF-8"):
+            buffer.add(alone(rows(["\ud800"]), text), [0])
+        with pytest.raises(ValueError, match="shape"):
+            buffer.add(alone(np.zeros((1, 2)), np.zeros((1, 3))), [0])
+    assert len(buffer) == 0
+    buffer.add(alone(raw, rows([b"b"])), [0])
+    assert buffer[0].obs == b"a" and buffer[0].obs_next == b"b" and len(buffer.transitions.store) == 1
+    buffer.close()
+
+
+def test_rows_of_another_dtype_are_refused_and_empty_ones_are_not() -> None:
+    nothing, tokens = np.array([]), np.arange(3)
+    pairs: list[tuple[Any, Any]] = [(nothing, tokens), (tokens, np.zeros(2)), (np.zeros(2), np.zeros(2, np.float16))]
+    for first, wrong in pairs:
+        buffer = ours.ReplayBuffer(9)
+        buffer.add(alone(rows([first]), rows([first])), [0])
+        with pytest.raises(TypeError, match=f"add: obs: got rows of {wrong.dtype} .*expected {first.dtype} "):
+            buffer.add(alone(rows([wrong]), rows([first])), [0])
+        buffer.add(alone(rows([first]), rows([nothing])), [0])
+        assert buffer[0].obs.dtype == buffer[1].obs_next.dtype == first.dtype and len(buffer) == 2
+    buffer = ours.VectorReplayBuffer(9, 2)
+    with pytest.raises(TypeError, match="add: obs: rows of float32 and int64, expected one dtype"):
+        flags = dict(terminated=np.zeros(2, np.bool_), truncated=np.zeros(2, np.bool_))
+        mixed = rows([tokens, np.zeros(2, np.float32)])
+        buffer.add(Batch(obs=mixed, obs_next=mixed, act=np.zeros(2), rew=np.zeros(2), **flags))
+    both = rows([np.zeros(0, np.int64), nothing])  # the dtype of [] says nothing
+    buffer.add(Batch(obs=both, obs_next=rows([tokens, tokens]), act=np.zeros(2), rew=np.zeros(2), **flags))
+    assert buffer[0].obs_next.dtype == np.int64

@@ -44,7 +44,7 @@ def rows_of(what: str, values: Iterable[Any]) -> Objects:
 def shape_of(what: str, values: npt.NDArray[Any]) -> Shaped:
     """Return the shape and dtype of the rows of an array, in which objects have any length.
 
-    Raises: TypeError: objects of several kinds; ``what`` names them.
+    Raises: TypeError: objects of several kinds or dtypes; ``what`` names them.
     """
     if values.dtype != object:
         return values.shape[1:], values.dtype
@@ -56,8 +56,31 @@ def shape_of(what: str, values: npt.NDArray[Any]) -> Shaped:
     kind = kinds.pop() if kinds else ()
     if isinstance(kind, type):
         return (None,), kind.__name__
-    dtypes = {one.dtype for one in values if not _is_nothing(one)} or {one.dtype for one in values}
-    return (None, *kind), np.result_type(*dtypes)
+    found = {one.dtype for one in values if not _is_nothing(one)} or {one.dtype for one in values}
+    dtypes = {one.newbyteorder("=") for one in found}
+    if len(dtypes) > 1 and all(_is_nothing(one) for one in values):
+        dtypes.discard(np.dtype(float))  # that of []
+    if len(dtypes) > 1:
+        raise TypeError(
+            f"{what}: rows of {' and '.join(sorted(one.name for one in dtypes))}, expected one dtype, which a store "
+            "keeps; convert the others"
+        )
+    return (None, *kind), next(iter(dtypes), np.dtype(float))
+
+
+def fitting(what: str, rows: Objects, shaped: Shaped) -> Objects:
+    """Return rows of any length, if they have a shape and dtype; empty ones may have another dtype.
+
+    Raises: TypeError: others; ``what`` names them.
+    """
+    shape, dtype = shape_of(what, rows)
+    text = isinstance(shaped[1], str)
+    if (shape, dtype) != shaped and (text or not all(_is_nothing(one) for one in rows)):
+        raise TypeError(
+            f"{what}: got rows of {dtype} {shape}, expected {shaped[1]} {shaped[0]} as in the first transitions; "
+            "convert them, or if the first rows were empty, give those the dtype of the others"
+        )
+    return rows
 
 
 def _is_nothing(row: Any) -> bool:

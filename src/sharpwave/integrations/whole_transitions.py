@@ -209,7 +209,7 @@ class WholeTransitions:
             int64 [rows], ids in the store, -1 for skipped rows; ``None``: the rows are not in a store yet. The call may
             have replaced ``store`` by another one with other ids.
         Raises:
-            ValueError: observations were said to be stacks of frames, and these are not.
+            ValueError: observations were said to be stacks of frames, and these are not; nothing was changed.
         """
         self._open_existing()
         before, after = (
@@ -220,11 +220,16 @@ class WholeTransitions:
         where = np.arange(self.lanes) if lanes is None else np.asarray(lanes, np.int64)
         rows: _Rows = (before, after, np.asarray(action), np.asarray(reward), *ends, where)
         stored = np.ones(len(where), np.bool_)
+        resets, passed_over = self.resets.copy(), self._passed_over.copy()
         if tells_finals is not None:
             stored = ~self.resets.find(before, after, rows[3], ends[0] | ends[1], where)
             self.resets.remember(before, after, ends[0] | ends[1], tells_finals, where, ~stored)
         self._passed_over[where] = ~stored
-        ids = self._add(rows) if stored.all() else self._add_some(rows, stored)
+        try:
+            ids = self._add(rows) if stored.all() else self._add_some(rows, stored)
+        except BaseException:
+            self.resets, self._passed_over = resets, passed_over
+            raise
         if self._writer is not None:
             self._writer.store._log.boundaries.counted["dropped_resets"] = self.resets.dropped
         self._gaps.extend((self._added, lane) for lane in where[~self.stored_last[where]].tolist())
@@ -316,6 +321,12 @@ class WholeTransitions:
         """Write pending transitions, and close the store."""
         if self._writer is not None or self._pending:
             self.store.close()
+
+    def abandon(self) -> None:
+        """Close the store without pending transitions, after those were refused."""
+        self._pending = []
+        if self._writer is not None:
+            self._writer.store.close()
 
     def __del__(self) -> None:
         if getattr(self, "_pending", None) and self._settings.get("disk") is not None:

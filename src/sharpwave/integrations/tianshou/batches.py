@@ -43,14 +43,14 @@ def joined(obs: Obs, index: Array) -> Any:
         if obs.dtype == object and index.ndim == 0:
             return obs[0]
         return obs if index.ndim == 1 else obs.reshape((*index.shape, *obs.shape[1:]))
-    nested: dict[str, Any] = {}
+    nested = Batch()
     for name, one in obs.items():
         *above, last = name.split(BELOW)
         part = nested
         for step in above:
-            part = part.setdefault(step, {})
-        part[last] = joined(one, index)
-    return Batch(nested)
+            part = part.__dict__.setdefault(step, Batch())
+        part.__dict__[last] = joined(one, index)  # as it is: a Batch makes arrays of texts, which end before zeros
+    return nested
 
 
 def each(obs: Obs, function: Callable[[Array], Any]) -> Any:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from sharpwave.data.varying import objects
 from sharpwave.errors import EmptyError
-from sharpwave.integrations.any_length import Shaped, shape_of
+from sharpwave.integrations.any_length import Shaped, fitting, shape_of
 from sharpwave.integrations.frame_stacks import same_bits
-from sharpwave.integrations.tianshou.batches import Obs, each, together
+from sharpwave.integrations.tianshou.batches import BELOW, Obs, each, together
 from sharpwave.integrations.whole_transitions import WholeTransitions, packed, unpacked
 from sharpwave.spec import Field
 from sharpwave.store import Store
@@ -153,17 +153,36 @@ class Stored:
         Returns:
             ids int64 [n], or ``None`` while they are not known; stored bool [n].
         Raises:
-            ValueError, TypeError: observations or actions that a store cannot hold.
+            ValueError, TypeError: observations or actions that a store cannot hold; nothing was changed.
         """
-        if self.transitions is None:
+        if self.transitions is not None:
+            return self._add(obs, after, action, reward, terminated, truncated, lanes)
+        try:
             self._make(obs, after, action)
+            return self._add(obs, after, action, reward, terminated, truncated, lanes)
+        except BaseException:  # the next transitions are the first
+            refused, self.transitions, self.alone = self.transitions, None, None
+            if refused is not None:
+                refused.abandon()
+            raise
+
+    def _add(
+        self,
+        obs: Obs,
+        after: Obs | None,
+        action: Array,
+        reward: Array,
+        terminated: Array,
+        truncated: Array,
+        lanes: Ints,
+    ) -> tuple[Ints | None, Bools]:
         assert self.transitions is not None
         if self._found:
             self.view  # noqa: B018  # before adding: saved ids are valid, and new ones follow
-        obs = self._as_made(self._newest(obs))
+        obs = self._as_made(self._newest(obs), "obs")
         ids: Ints | None
         if after is not None:
-            after, untold = self._as_made(self._newest(after)), np.zeros(len(lanes), np.bool_)
+            after, untold = self._as_made(self._newest(after), "obs_next"), np.zeros(len(lanes), np.bool_)
             ids = self.transitions.add(obs, after, action, reward, terminated, truncated, lanes, tells_finals=untold)
         else:
             ids = alone = self.transitions.add_alone(obs, action, reward, terminated, truncated, lanes)
@@ -206,12 +225,16 @@ class Stored:
     def _newest(self, obs: Obs) -> Obs:
         return obs if self.whole or not self._last_only else each(obs, lambda one: one[:, -1])
 
-    def _as_made(self, obs: Obs) -> Obs:
-        """Return rows of any length as objects, whatever they are.  Raises: ValueError: objects where none were."""
+    def _as_made(self, obs: Obs, name: str) -> Obs:
+        """Return rows of any length as objects, whatever they are.
 
-        def as_made(values: Array, shaped: Shaped) -> Array:
+        Raises: ValueError: objects where none were. TypeError: rows of another kind or dtype.
+        """
+
+        def as_made(values: Array, shaped: Shaped, what: str = f"add: {name}") -> Array:
             if None in shaped[0]:
-                return values if values.dtype == object else objects([one.copy() for one in values])
+                rows = values if values.dtype == object else objects([one.copy() for one in values])
+                return fitting(what, rows, shaped)
             if values.dtype == object:
                 raise ValueError(
                     f"add: got {values[0]!r:.60}, expected {shaped[1]} of shape {shaped[0]} as in the first transitions"
@@ -222,7 +245,10 @@ class Stored:
         shapes: Any = self._layout[0]
         if not isinstance(obs, dict) or not isinstance(shapes, dict):
             return obs if isinstance(obs, dict) or isinstance(shapes, dict) else as_made(obs, shapes)
-        return {name: as_made(one, shapes[name]) if name in shapes else one for name, one in obs.items()}
+        return {
+            part: as_made(one, shapes[part], f"add: {name}{BELOW}{part}") if part in shapes else one
+            for part, one in obs.items()
+        }
 
     @property
     def view(self) -> Replay[Any]:
