@@ -832,7 +832,7 @@ class Store:
         with self._lock:
             self._log.check_open()
             spec = self._log.late.spec
-            names = None if fields is None else flat_names(fields, spec, spec.fields)
+            names = None if fields is None else flat_names(fields, spec, spec.fields, after=False)
             return self._steps.fetch(checked, names)
 
     def episodes(self, *, order: Order = "oldest", lanes: Any = None, where: Any = None) -> Episodes:

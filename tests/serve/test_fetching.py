@@ -82,7 +82,7 @@ def test_a_cluster_fetches_single_steps_as_its_stores(tmp_path: Path, kind: Kind
         shards = np.concatenate([one.shards for one in episodes])
         order = np.random.default_rng(0).permutation(len(ids))
         stores: list[Any] = list(there.stores)
-        for fields in (None, *CHOICES):
+        for fields in (None, *(choice for choice in CHOICES if "next_obs" not in choice)):
             found = there.cluster.fetch(ids[order], shards[order], fields=fields)
             assert found.next_obs is None
             check_as_stores(there, found, ids[order], shards[order], stores, fields=fields)

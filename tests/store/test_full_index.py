@@ -47,3 +47,27 @@ def test_a_store_that_is_full_before_its_first_view_can_be_sampled(shared: bool,
         batch = again.transitions().sample(64)
         for obs, action, number in zip(batch.obs, batch.action, batch.reward, strict=True):
             assert np.array_equal(obs, episode(int(number), shared)["obs"][action])
+
+
+def test_open_segments_that_leave_little_to_batches_stop_no_store(tmp_path: Path) -> None:
+    """The open segments of its lanes, not its index, fill ``ram``: further segments take the place of the oldest."""
+    spec = sw.Spec(obs=sw.Field((84, 84), "uint8"), action=sw.Field((), "int64"))
+    with sw.Store(spec, disk=tmp_path / "s", capacity=2000, ram="12MiB", segment_steps=64) as store:
+        numbers = np.arange(16)
+        for step in range(300):
+            frames = np.full((16, 84, 84), step % 200, np.uint8)
+            store.extend(obs=frames, action=numbers, reward=numbers, terminated=numbers < 0, truncated=numbers < 0)
+        assert 1000 < len(store) <= 2000
+        batch = store.transitions().sample(8)
+        assert (batch.obs.reshape(8, -1) == batch.obs[:, :1, 0]).all()
+
+
+def test_a_store_whose_ram_was_lowered_takes_further_steps(tmp_path: Path) -> None:
+    spec = sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64"))
+    with sw.Store(spec, disk=tmp_path / "s", capacity=10**7, ram="64MiB") as store:
+        for number in range(20):
+            store.add_episode(**episode(number, False))
+        store.resize(ram="9MiB")
+        for number in range(20, 60):
+            store.add_episode(**episode(number, False))
+        assert len(store) >= 59 * STEPS

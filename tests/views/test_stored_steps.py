@@ -90,6 +90,10 @@ def test_only_fields_that_are_asked_for_are_decoded(tmp_path: Path) -> None:
     assert batch.obs["camera"] is None and batch.action is None and set(batch.fields) == {"words"}
     assert np.array_equal(batch.obs["arm"], [one["arm"][0] for one in log[:20]])
     assert [rows.tolist() for rows in batch["words"]] == [one["words"][0].tolist() for one in log[:20]]
+    with pytest.raises(ValueError, match="no field 'next_obs', expected some of obs, action"):
+        store.fetch(ids, fields=["next_obs"])
+    with pytest.raises(TypeError, match="fields=5, expected a list"):
+        store.fetch(ids, fields=5)  # type: ignore[arg-type]
     store.add_column("value", sw.Field((), "float32"))
     store.write_column("value", ids[3:5], np.array([7, 8]))
     batch = store.fetch(ids, fields=("value",))

@@ -30,6 +30,8 @@ MAX_HELD_OF_COPIED = 0.95
 """A region of which at most this share is held is compacted when a limit was lowered."""
 BATCH_ROOM_SHARE = 1 / 16
 """With a disk: share of ``ram`` that the index of segments and shared values leaves to a batch."""
+INDEX_SHARE = 1 / 64
+"""With a disk: share of ``ram`` that the index may take where open segments alone leave less than that to a batch."""
 VIEW_BYTES = 32
 """Bytes that a view takes for each segment, of a store that may get one."""
 
@@ -521,7 +523,9 @@ class Admission:
     def check_index(self) -> None:
         """Refuse another segment on disk where the index would leave too little of ``ram``.  Raises: MemoryError."""
         ram, index = self.ledger.ram, self.space.index
-        if self.disk is None or ram is None or self.fits_beside(self.sealed.shared.needed_bytes):
+        if self.disk is None or ram is None or index.touched_bytes <= INDEX_SHARE * ram:
+            return
+        if self.fits_beside(self.sealed.shared.needed_bytes):
             return
         raise MemoryError(
             f"store: the index of {index.highest:,} segments takes {index.touched_bytes:,} bytes of memory"

@@ -28,6 +28,7 @@ from sharpwave.validation import Missing
 from sharpwave.views.batch_source import MAX_LAYOUTS, BatchSource
 from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import Replay, flat_names
+from sharpwave.views.stored_steps import StoredSteps
 
 Ints = npt.NDArray[np.int64]
 
@@ -203,7 +204,8 @@ class RemoteBatches:
 
     def _names(self, fields: Sequence[str]) -> frozenset[str]:
         late = [part for name in {**self._heard, **self._columns} for part in (name, name + WRITTEN)]
-        return flat_names(fields, self._spec, [*self._spec.fields, *late])
+        after = self.whole.source.view.kind != StoredSteps.kind
+        return flat_names(fields, self._spec, [*self._spec.fields, *late], after)
 
     def submitted(self, batch_size: int, fields: BatchFields | None = None) -> PlannedBatch:
         """Ask the shards for their shares of a batch; ``fields``: by default all.  Raises: EmptyError, MemoryError."""

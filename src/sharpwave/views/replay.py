@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 import numpy as np
@@ -287,17 +287,20 @@ class Replay(Generic[B]):
         return self.source.work_bytes + self.source.unused.nbytes
 
 
-def flat_names(fields: Sequence[str], spec: Spec, there: Collection[str]) -> frozenset[str]:
+def flat_names(fields: Sequence[str], spec: Spec, there: Collection[str], after: bool = True) -> frozenset[str]:
     """Return the flat names of the fields that an argument ``fields`` names, without parts that are always there.
 
     Args:
         there: flat names of all fields of batches, with columns added later and their marks.
+        after: whether batches have the next observation.
 
     Raises: ValueError, TypeError.
     """
-    if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
+    if isinstance(fields, str) or not isinstance(fields, Iterable) or not all(isinstance(name, str) for name in fields):
         raise TypeError(f"fields={fields!r}, expected a list of names of fields")
     groups = {"obs": spec.obs_names, "next_obs": spec.obs_names, "action": spec.action_names}
+    if not after:
+        del groups["next_obs"]
     names = set[str]()
     for name in fields:
         if name in groups:

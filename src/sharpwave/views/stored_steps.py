@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.native import core
 from sharpwave.views.batch import Batch
 from sharpwave.views.batch_source import MAX_LAYOUTS
@@ -89,8 +88,7 @@ class StepFetcher:
         """Return the leaves of steps.  Raises: KeyError."""
         items, there = self._log.late.held(ids)
         if not there.all():
-            gone = int(ids[~there][0])
-            raise KeyError(f"fetch: step {gone} ({gone >> LEAF_BITS} << {LEAF_BITS} and more) was evicted or deleted")
+            raise KeyError(f"fetch: no step has the id {ids[~there][0]}: it was evicted or deleted, or never stored")
         return items
 
     def _layout(self, names: frozenset[str] | None, count: int) -> tuple[StoredSteps, BatchLayout]:
