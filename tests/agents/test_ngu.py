@@ -101,6 +101,7 @@ def test_what_was_seen_in_the_episode_is_rewarded_less():
     assert rewards[3] < 0.5 < 5 < min(rewards[:3])  # one neighbour just the same: at most .5 / (sqrt(1) + .001)
 
 
+@pytest.mark.slow
 def test_steps_are_rewarded_by_what_is_novel_when_they_are_learned_from():
     """Over all of training: by how many standard deviations the predictor's error of now is above its mean of now."""
     agent = make(Agent57, max_modulator=3.0, novelty_lr=1e-2)

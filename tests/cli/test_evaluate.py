@@ -26,6 +26,7 @@ def cartpole_run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_scores_repeat_for_a_seed(sharpwave, here, cartpole_run):
     first, second = (play("eval", cartpole_run, "--episodes", 3, "--seed", 7) for play in (sharpwave, here))
     assert first.code == 0 and first.text == second.text

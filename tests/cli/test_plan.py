@@ -69,6 +69,7 @@ def test_errors_teach(here, arguments, message):
     assert result.code == 2 and message in result.text and "Traceback" not in result.text
 
 
+@pytest.mark.slow
 def test_torch_is_not_needed_for_help_settings_or_plan(tmp_path):
     (tmp_path / "wrong.toml").write_text('recipe = "pong"\n[agent]\nlr = -1.0\n')
     code = f"""

@@ -114,6 +114,7 @@ def test_a_trained_run_plays(here, tmp_path):
     env.close()
 
 
+@pytest.mark.slow
 def test_a_recurrent_run_remembers(here, tmp_path):
     """It scores as in an evaluation of the same seed."""
     run = tmp_path / "run"
@@ -213,6 +214,7 @@ def test_all_of_a_game_s_actions_by_name_are_those_of_no_names(tmp_path, recorde
         assert ("--actions" in str(refused.value)) == ("RIGHT,FIRE" in recorded.get("actions", ""))
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_whole_episodes(tmp_path):
     (tmp_path / "player.py").write_text(INTERRUPTED)
     command = [*COMMAND, "record", "CartPole-v1", "--script", f"{tmp_path}/player.py:player", "--episodes", "1000"]

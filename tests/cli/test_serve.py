@@ -163,6 +163,7 @@ def test_what_it_cannot_do_it_says_in_a_line(
     assert done.code in (1, 2) and text in " ".join(done.text.split()) and "Traceback" not in done.text
 
 
+@pytest.mark.slow
 def test_a_service_in_memory_begins_without_the_writers_of_one_that_was_killed(tmp_path: Path) -> None:
     arguments = ["--capacity", "1000", "--listen", f"unix:{tmp_path}/s"]
     for lanes in (4, 8):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CODEC = """
 import numpy as np
 from sharpwave.codecs.protocol import Codec
@@ -49,6 +51,7 @@ def run(packages: Path | None, *command: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_a_store_with_a_codec_of_an_installed_package_is_read_by_every_process(tmp_path: Path) -> None:
     packages, store = installed(tmp_path / "site", plain="brings_codecs:Plain"), str(tmp_path / "store")
     written = run(packages, "-c", WRITE, store, "plain")
@@ -61,6 +64,7 @@ def test_a_store_with_a_codec_of_an_installed_package_is_read_by_every_process(t
     assert without.returncode != 0 and "plain" in without.stdout + without.stderr
 
 
+@pytest.mark.slow
 def test_a_broken_entry_point_is_named_and_harms_no_store_that_does_not_need_it(tmp_path: Path) -> None:
     packages = installed(tmp_path / "site", broken="no_such_module:Codec", plain="brings_codecs:Plain")
     assert run(packages, "-c", WRITE, str(tmp_path / "raw"), "raw").returncode == 0

@@ -27,6 +27,7 @@ def fuzz(count: int, *kinds: str) -> None:
     assert answer.returncode == 0, f"signal or status {answer.returncode}: {answer.stderr[-2000:]}"
 
 
+@pytest.mark.slow
 def test_a_few_mutations() -> None:
     """Of all formats in one process, and of the nightly ones the first."""
     fuzz(min(examples(40), MUTATIONS), *FORMATS)

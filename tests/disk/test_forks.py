@@ -141,6 +141,7 @@ def test_children_that_touch_nothing_are_silent(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_a_store_in_memory_goes_on_in_a_child_as_a_copy(tmp_path: Path) -> None:
     """Forked again and again while other threads append, sample, and write checkpoints."""
     store = sw.Store(SPEC, capacity=5000, segment_steps=4)

@@ -125,6 +125,7 @@ def test_trap_07_the_probability_is_the_same_for_all_when_room_comes_and_goes() 
     assert chi_square(counts, np.full(13, share)) < chi_square_bound(12)
 
 
+@pytest.mark.slow
 def test_trap_07_uniform_sampling_of_a_reservoir_sees_every_age() -> None:
     """Segments of several steps: sampled steps are spread over all that was ever appended."""
     ages = np.zeros(10)

@@ -167,6 +167,7 @@ def test_a_run_at_its_end_whose_evaluator_dies_is_not_told_to_resume(tmp_path, m
     assert state["steps"] == 1_200
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_its_last_evaluation_and_films_every_second_one(tmp_path):
     folder, summary = run("cartpole", SHORT, tmp_path / "run", Console(file=io.StringIO()))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

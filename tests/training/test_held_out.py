@@ -45,6 +45,7 @@ def solved_run(tmp_path_factory):
     return quiet(run, "cartpole", recipe, tmp_path_factory.mktemp("solved") / "run")
 
 
+@pytest.mark.slow
 def test_evaluations_do_not_disturb_training():
     often, _, kept = trained(SHORT)
     never, _, alone = trained(SHORT.override(evaluate_every=0))

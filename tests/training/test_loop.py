@@ -42,7 +42,7 @@ def test_the_arithmetic_of_a_recipe_is_set_back():
     assert torch.get_num_threads() == threads and subnormals()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_cartpole_improves_clearly():
     """Random play scores some 22. After 10,000 steps the greedy agent holds the pole for hundreds of steps."""
     trained = run(steps=10_000)

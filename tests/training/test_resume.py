@@ -169,6 +169,7 @@ def test_cartpole_resumed_twice_is_the_run_that_was_not_stopped(cartpole, tmp_pa
     assert metrics(whole) != metrics(cartpole)  # other checkpoints break off other episodes
 
 
+@pytest.mark.slow
 def test_episodes_broken_off_by_a_checkpoint_do_not_count(cartpole):
     episodes = [line for line in metrics(cartpole) if line["event"] == "episode"]
     assert episodes[-1]["episodes"] == len(episodes)

@@ -275,6 +275,7 @@ def test_nodes_play_die_and_come_back_while_the_learner_goes_on(tmp_path):
     assert threading.active_count() < 50
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="shards in processes of this machine")
 def test_actors_seal_segments_that_their_shard_takes():
     options = {"options": {"segment_steps": 3}}

@@ -210,6 +210,7 @@ def test_segments_that_could_never_be_sent_are_refused():
     env.close()
 
 
+@pytest.mark.slow
 def test_what_an_actor_dies_of_is_told():
     standing = Standing(env="NoSuchGame-v1", actor_restarts=0)
     with standing.pool() as pool, pytest.raises(ProcessDiedError, match="NoSuchGame-v1' cannot be made"):
