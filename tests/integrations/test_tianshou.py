@@ -684,11 +684,10 @@ def test_a_refused_first_transition_changes_nothing(disk: bool, tmp_path: Path) 
     ]:
         with pytest.raises(error, match=r"add: obs_next: got rows of .*, expected .* as in the first"):
             buffer.add(alone(obs, after), [0])
-    if not disk:
-        with pytest.raises(ValueError, match="no UTF-8"):
-            buffer.add(alone(rows(["\ud800"]), text), [0])
-        with pytest.raises(ValueError, match="shape"):
-            buffer.add(alone(np.zeros((1, 2)), np.zeros((1, 3))), [0])
+    with pytest.raises(ValueError, match="no UTF-8"):
+        buffer.add(alone(rows(["\ud800"]), text), [0])
+    with pytest.raises(ValueError, match="shape"):
+        buffer.add(alone(np.zeros((1, 2)), np.zeros((1, 3))), [0])
     assert len(buffer) == 0
     buffer.add(alone(raw, rows([b"b"])), [0])
     assert buffer[0].obs == b"a" and buffer[0].obs_next == b"b" and len(buffer.transitions.store) == 1

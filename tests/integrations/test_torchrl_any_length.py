@@ -237,3 +237,96 @@ def test_what_cannot_be_stored_is_refused_by_its_key() -> None:
     with pytest.raises(ValueError, match=r"single number, expected rows with a length"):
         ReplayBuffer(100, ragged=["count"]).extend(lazy_stack([s.clone().set("count", torch.tensor(1)) for s in steps]))
     assert len(buffer) == 4
+
+
+def grown(before: Any, after: Any, **more: Any) -> TensorDict:
+    """Return a step whose tokens grow."""
+    then = TensorDict(tokens=after, reward=torch.ones(1), done=torch.zeros(1, dtype=torch.bool))
+    return TensorDict(tokens=before, action=torch.zeros(2), next=then, **more)
+
+
+@pytest.mark.parametrize("ragged", [None, (), "tokens", ["tokens"], [("next", "tokens")]])
+def test_first_rows_may_all_be_equally_long(ragged: Any) -> None:
+    A = torch.arange
+    steps = [grown(A(2), A(3)), grown(A(2), A(3)), grown(A(3), A(0)), grown(A(0), A(1))]
+    for more in ([], [grown(A(1), A(1)), grown(A(0), A(0))] if ragged else []):
+        buffer, theirs = ReplayBuffer(99, ragged=ragged), TensorDictReplayBuffer(storage=ListStorage(99))
+        index = torch.cat([buffer.extend(lazy_stack(part)) for part in ([*more, *steps[:2]], steps[2:])])
+        theirs.extend(lazy_stack([*more, *steps]))
+        assert buffer.transitions.store.spec.ragged_obs == ("obs.tokens",)
+        for found, step in zip(buffer[index], theirs[:], strict=True):
+            assert_row(found, step)
+
+
+def test_empty_first_rows_need_a_name() -> None:
+    empty = lazy_stack([grown(torch.arange(0), torch.arange(0))])
+    with pytest.raises(ValueError, match=r"tokens.* has rows of shape \(0,\), .*ragged="):
+        ReplayBuffer(99).extend(empty)
+    buffer = ReplayBuffer(99, ragged="tokens")
+    buffer.extend(empty)
+    buffer.extend(lazy_stack([grown(torch.arange(0), torch.arange(4))]))
+    assert buffer[torch.tensor([0, 1])]["next", "tokens"].dtype == torch.int64
+
+
+def test_rows_of_several_dtypes_are_refused() -> None:
+    buffer, A = ReplayBuffer(99), torch.arange
+    steps = [grown(A(2), A(3)), grown(A(3.0), A(1))]
+    with pytest.raises(
+        TypeError, match=r"\('tokens',\) cannot be stored \(rows: rows of float32 and int64, expected one"
+    ):
+        buffer.extend(lazy_stack(steps))
+    buffer.extend(lazy_stack(steps[:1]))
+    with pytest.raises(ValueError, match=r"\('tokens',\) is float32 .*expected int64"):
+        buffer.extend(lazy_stack(steps[1:]))
+    assert len(buffer) == 1
+
+
+def test_returns_of_several_steps_refuse_what_differs_in_next() -> None:
+    steps = [step.set("seen", torch.zeros(2)) for step in lives(4)]
+    for step in steps:
+        step["next", "seen"] = torch.zeros(2, 2)
+    ReplayBuffer(99).extend(lazy_stack(steps))
+    with pytest.raises(ValueError, match=r"n_step=3, but \('next', 'seen'\) differs"):
+        ReplayBuffer(99, n_step=3).extend(lazy_stack(steps))
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_refused_first_transitions_decide_nothing(disk: bool, tmp_path: Path) -> None:
+    more: dict[str, Any] = {"disk": tmp_path / "store", "ram": "64MiB"} if disk else {}
+    buffer, steps = ReplayBuffer(99, **more), lives(3)
+    with pytest.raises(ValueError, match="no UTF-8"):
+        buffer.extend(lazy_stack([step.clone().set("answer", "\ud800") for step in steps]))
+    buffer.extend(lazy_stack(steps))
+    assert buffer[torch.arange(3)]["answer"] == [step["answer"] for step in steps]
+    buffer.close()
+
+
+@pytest.mark.parametrize("filled", [0, 3])
+def test_refused_transitions_leave_no_holes_in_torchrls_buffer(filled: int) -> None:
+    steps = lives(12)
+    ours, theirs = (
+        TensorDictReplayBuffer(storage=storage, batch_size=4)
+        for storage in (SharpwaveStorage(8, ragged=RAGGED), ListStorage(8))
+    )
+    for begin in range(0, 12, 4):
+        if begin or filled:
+            bad = steps[begin].clone().set("task", "\ud800")
+            with pytest.raises(ValueError, match="no UTF-8"):
+                ours.extend(lazy_stack([step.clone() for step in steps[:2]] + [bad]))
+            with pytest.raises(ValueError, match="no UTF-8"):
+                ours.add(bad.clone())
+        for buffer in (ours, theirs):
+            buffer.extend(lazy_stack([step.clone() for step in steps[begin : begin + 4]]))
+        assert ours.write_count == theirs.write_count and len(ours) == len(theirs)
+        for found, step in zip(ours[:], theirs[:], strict=True):
+            assert_row(found, step)
+        ours.sample()
+
+
+def test_places_that_were_never_written_are_named() -> None:
+    buffer, steps = TensorDictReplayBuffer(storage=SharpwaveStorage(8, ragged=RAGGED), batch_size=4), lives(4)
+    buffer.storage.set([0, 2], lazy_stack(steps[:2]))
+    with pytest.raises(KeyError, match=r"place 1 was never written.*buffer\[1\] = "):
+        buffer[:]
+    buffer[1] = steps[2]
+    assert_row(buffer[1], steps[2])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import shutil
 import tempfile
 import weakref
 from collections import deque
@@ -323,10 +324,12 @@ class WholeTransitions:
             self.store.close()
 
     def abandon(self) -> None:
-        """Close the store without pending transitions, after those were refused."""
+        """Close the store without pending transitions, which were refused; delete it if it holds no others."""
         self._pending = []
         if self._writer is not None:
             self._writer.store.close()
+            if self._settings.get("disk") is not None and not self._writer.store.total_steps:
+                shutil.rmtree(self._settings["disk"])
 
     def __del__(self) -> None:
         if getattr(self, "_pending", None) and self._settings.get("disk") is not None:

@@ -160,7 +160,7 @@ class Stored:
         try:
             self._make(obs, after, action)
             return self._add(obs, after, action, reward, terminated, truncated, lanes)
-        except BaseException:  # the next transitions are the first
+        except Exception:  # the next transitions are the first
             refused, self.transitions, self.alone = self.transitions, None, None
             if refused is not None:
                 refused.abandon()

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data.replay_buffers import Storage
+from torchrl.data.replay_buffers import RoundRobinWriter, Storage
 
 from sharpwave.integrations.torchrl.stored_transitions import StoredTransitions
 from sharpwave.integrations.torchrl.tensordict_layout import MASK
@@ -85,7 +86,12 @@ class SharpwaveStorage(StepStorage):
     """
 
     def __init__(
-        self, max_size: int, *, frame_stack: int | str | None = "auto", ragged: Collection[Any] = (), **store: Any
+        self,
+        max_size: int,
+        *,
+        frame_stack: int | str | None = "auto",
+        ragged: Collection[Any] | None = (),
+        **store: Any,
     ) -> None:
         for name, (only, why) in THEIRS.items():
             if str(given := store.pop(name, only)) != str(only):
@@ -123,25 +129,45 @@ class SharpwaveStorage(StepStorage):
                 f"extend: got transitions of shape {tuple(data.batch_size)} for {len(places)} places, expected as many "
                 "[n], without padding: flatten a collector's output, with reshape(-1)"
             )
+        try:
+            ids = self.transitions.write(rows)
+        except BaseException:
+            if set_cursor:
+                self._rewind(places)
+            raise
         if set_cursor:
             self._set_last_cursor(cursor)
-        ids = self.transitions.write(rows)
         needed = int(places.max(initial=-1)) + 1
         if needed > len(self._ids):
             self._ids = np.concatenate([self._ids, np.full(needed - len(self._ids), -1, np.int64)])
         self._ids[places] = ids
         super()._bump_mutation_revision()
 
+    def _rewind(self, places: npt.NDArray[np.int64]) -> None:
+        """Move the writer back to the first of the places of refused transitions: it went on before."""
+        writers = [getattr(one, "_writer", None) for one in self._attached_entities_iter()]
+        if len(writers) == 1 and isinstance(writers[0], RoundRobinWriter) and len(places):
+            writer = writers[0]
+            if writer._cursor == (places[-1] + 1) % self.max_size:  # no other process went on since
+                writer._cursor = int(places[0])
+                writer._write_count -= len(places)
+
     def get(self, index: Any) -> TensorDict:
         """Return transitions by place: one, or [n] for a slice or integers [n].
 
         Raises:
-            IndexError: the place is empty. KeyError: it was evicted, since others were overwritten many times.
+            IndexError: the place is empty. KeyError: it was not written, or was evicted, since others were overwritten
+                many times.
         """
         if isinstance(index, (int, np.integer)):
             return self.get([index])[0]
         places = _places(index, len(self._ids))
         batch = self.view.fetch(self._ids[places], missing="mask")
+        if (never := places[self._ids[places] < 0]).size:
+            raise KeyError(
+                f"place {never[0]} was never written, but places after it were, as after transitions were refused; "
+                f"write it, with buffer[{never[0]}] = ..., or empty the buffer"
+            )
         if (lost := places[batch.ids < 0]).size:
             raise KeyError(
                 f"place {lost[0]} is empty by now: of {self.max_size} places the newest {self.transitions.newest} "
@@ -192,7 +218,7 @@ class SharpwaveStorage(StepStorage):
         super()._bump_mutation_revision()
 
 
-def _places(index: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _places(index: Any, count: int) -> npt.NDArray[np.int64]:
     """Return places int64 [n].  Raises: IndexError: beyond ``count``."""
     if isinstance(index, slice):
         return np.arange(count)[index]

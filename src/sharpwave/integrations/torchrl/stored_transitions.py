@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import warnings
 from collections.abc import Collection
@@ -40,7 +41,8 @@ class StoredTransitions:
         frame_stack: "auto": detect stacks of frames in the images of the first TensorDict; a number: frames in a stack;
             ``None``: store whole images.
         n_step: number of steps of the returns that ``read`` gets.
-        ragged: keys of the TensorDicts whose rows have any length, also where those of the first one do not show it.
+        ragged: keys of the TensorDicts whose rows have any length, at the root and under "next", also where those of
+            the first one do not show it; or one name.
         newest: number of the newest transitions that are always stored: the store's capacity is larger by a segment
             for each lane. ``None``: ``settings`` have the limits.
         settings: arguments of the store. If ``disk`` holds a store, it is opened.
@@ -54,7 +56,7 @@ class StoredTransitions:
         frame_stack: int | str | None,
         *,
         n_step: int = 1,
-        ragged: Collection[Any] = (),
+        ragged: Collection[Any] | None = (),
         newest: int | None = None,
         **settings: Any,
     ) -> None:
@@ -62,7 +64,8 @@ class StoredTransitions:
         limits = {"capacity": newest} if newest is not None else {}
         if settings.get("disk") is None:  # refuses invalid values
             Store(Spec(obs=Field((1,), "uint8"), action=Field((1,), "uint8")), **settings | limits).close()
-        self._ragged = {(key,) if isinstance(key, str) else tuple(key) for key in ragged}
+        named = [ragged] if isinstance(ragged, str) else ragged or ()
+        self._ragged = {(key,) if isinstance(key, str) else tuple(key) for key in named}
         self.frame_stack, self.n_step, self.newest, self.settings = frame_stack, n_step, newest, settings
         self._store: Store | None = None
         self._layout: TensorDictLayout | None = None
@@ -138,6 +141,19 @@ class StoredTransitions:
 
     def _write(self, flat: TensorDictBase, environments: int) -> Ints:
         layout = self._layout if self.opened is not None else None
+        if layout is not None:
+            return self._append_rows(flat, environments, layout)
+        try:
+            return self._append_rows(flat, environments, None)
+        except Exception:  # the next transitions are the first
+            made, self._store, self._layout = self._store, None, None
+            if made is not None:
+                made.close()
+                if self.disk is not None:
+                    shutil.rmtree(self.disk)  # which was new
+            raise
+
+    def _append_rows(self, flat: TensorDictBase, environments: int, layout: TensorDictLayout | None) -> Ints:
         first = layout is None
         layout = layout or TensorDictLayout.of(flat, self._ragged).checked(self.n_step)
         rows, trajectories = layout.rows(flat), self._trajectories.copy()

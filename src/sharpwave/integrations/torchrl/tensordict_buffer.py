@@ -184,7 +184,7 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         slice_len: int | None = None,
         burn_in: int = 0,
         frame_stack: int | str | None = "auto",
-        ragged: Collection[str | tuple[str, ...]] = (),
+        ragged: str | Collection[str | tuple[str, ...]] | None = (),
         device: torch.device | str | None = None,
         seed: int = 0,
         priority_key: str = "td_error",

@@ -152,6 +152,13 @@ class TensorDictLayout:
 
     def checked(self, n_step: int) -> TensorDictLayout:
         """Return the layout, if it allows returns of ``n_step`` steps.  Raises: ValueError."""
+        roots = {leaf.key for leaf in (*self.fields.values(), *self.bits)}
+        for leaf in self.fields.values():
+            if n_step > 1 and leaf.key[0] == NEXT and leaf.key[1:] in roots:
+                raise ValueError(
+                    f"ReplayBuffer: n_step={n_step}, but {leaf.key} differs from {leaf.key[1:]} in shape or dtype, so "
+                    "it would be that of the first step; make them alike, or exclude one of them"
+                )
         if n_step > 1 and (self.reward is None or STEPS in (leaf.key for leaf in self.fields.values())):
             raise ValueError(
                 f'ReplayBuffer: n_step={n_step}, expected 1, or ("next", "reward") as one float32, and single steps, '
@@ -301,18 +308,25 @@ def _leaf_at(data: TensorDictBase, key: Key) -> TensorDictLeaf:
 
 
 def _widened(leaves: dict[Key, TensorDictLeaf], ragged: Collection[Key]) -> dict[Key, TensorDictLeaf]:
-    """Return the leaves, ``ragged`` ones with rows of any length; and those whose twin under "next" has such rows.
+    """Return the leaves; those of any length are ``ragged`` ones, and that of other lengths at the root than in "next".
 
-    Raises: ValueError: one that was named is a single number.
+    Raises: ValueError: one that was named is a single number, or one that was not is always empty.
     """
     found = dict(leaves)
     for key, leaf in leaves.items():
         twin_key = key[1:] if key[0] == NEXT else (NEXT, *key)
-        twin, named = leaves.get(twin_key), key in ragged or (key[0] == NEXT and key[1:] in ragged)
+        twin, named = leaves.get(twin_key), key in ragged or twin_key in ragged
         if named and not leaf.shape:
             raise ValueError(f"extend: {key} is a single number, expected rows with a length, as ragged= names it")
-        if leaf.shape and (named or (twin is not None and twin.ragged and twin == _of_any_length(leaf, twin_key))):
-            found[key] = _of_any_length(leaf, key)
+        wide = _of_any_length(leaf, key)
+        differs = twin is not None and twin.shape != leaf.shape and _of_any_length(twin, key) == wide
+        if leaf.shape and (named or differs):
+            found[key] = wide
+        if 0 in found[key].shape:
+            raise ValueError(
+                f"extend: {key} has rows of shape {leaf.shape}, expected numbers in each; if rows have any length, "
+                f"name the key in ragged=, as ragged=[{key}]"
+            )
     return found
 
 
