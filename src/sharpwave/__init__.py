@@ -33,6 +33,7 @@ from sharpwave.views.step_views import Transitions
 if TYPE_CHECKING:
     from sharpwave.loading import load
     from sharpwave.serve.cluster import Cluster, connect
+    from sharpwave.serve.link import ShardLostError
     from sharpwave.serve.store_server import StoreServer
 
 __version__ = "0.1.0"
@@ -44,6 +45,10 @@ def __getattr__(name: str) -> Any:
         from sharpwave.serve import cluster
 
         return getattr(cluster, name)
+    if name == "ShardLostError":
+        from sharpwave.serve import link
+
+        return link.ShardLostError
     if name == "StoreServer":
         from sharpwave.serve import store_server
 
@@ -88,6 +93,7 @@ __all__ = [
     "SegmentWriter",
     "SequenceBatch",
     "Sequences",
+    "ShardLostError",
     "Spec",
     "Store",
     "StoreInUseError",
