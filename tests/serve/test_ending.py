@@ -44,6 +44,14 @@ def test_a_shard_ends_by_a_signal_that_another_thread_is_given() -> None:
             time.sleep(0.05)
 
 
+def check_ended(process: int, sockets: Path) -> None:
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{process}").exists() or sockets.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_shards_end_once_nothing_refers_to_their_cluster() -> None:
     """A view, a writer or an episode keeps them running."""
     cluster = sw.Cluster(SPEC, shards=1, capacity=10_000)
@@ -62,11 +70,25 @@ def test_shards_end_once_nothing_refers_to_their_cluster() -> None:
     gc.collect()
     assert len(episodes[0].action)
     del episodes
+    check_ended(process, sockets)
+
+
+def test_a_blend_goes_on_once_its_cluster_is_freed() -> None:
+    """It takes memory of the cluster's empty store."""
+    cluster = sw.Cluster(SPEC, shards=1, capacity=10_000)
+    assert cluster._processes is not None
+    (process,) = cluster._processes.processes
+    sockets = Path(cluster.links[0].address.path).parent
+    writer = cluster.writer()
+    play(writer, 1, 40, 0)
+    writer.close()
+    blend = sw.Blend([(0.5, cluster.transitions(name=name)) for name in "ab"])
+    del cluster, writer
     gc.collect()
-    deadline = time.monotonic() + 30
-    while Path(f"/proc/{process}").exists() or sockets.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    for batch in (blend.sample(16), next(stream := blend.stream(8))):
+        assert (batch.shards >= 0).all() and set(batch.source) == {0, 1}
+    del blend, stream, batch
+    check_ended(process, sockets)
 
 
 def test_a_shard_ends_without_the_end_of_its_interpreter(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ class RemoteReplay(Generic[B]):
     ) -> None:
         self.name, self.view, self.limiter = str(asked["name"]), shape.view, limiter
         self.sampler, self.source, self.lock = shape.sampler, shape.source, shape.lock
+        self._shape = shape  # with which the empty store stays open: blends take memory of it once the cluster is freed
         by = getattr(self.sampler, "by", None)  # no setting of a view elsewhere: a checkpoint opens with another
         whole = dict(asked) | {"sampler": described(self.sampler) | ({} if by is None else {"by": by})}
         self._of = ShardParts(shards, whole, limiter, self.view.kind != TRANSITIONS)
