@@ -73,6 +73,36 @@ def test_a_cluster_fetches_what_its_stores_fetch(
         assert (nothing.ids == -1).all() and not nothing.weights.any()
 
 
+def shapes(batch: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the number of a batch's rows of each field and column, with the shape and dtype of arrays."""
+    return {
+        name: (len(rows), getattr(rows, "shape", None), getattr(rows, "dtype", None))
+        for name, rows in batch.fields.items()
+    }
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_batch_of_no_items_has_the_columns_of_other_clients(tmp_path: Path, kind: Kind, view: str) -> None:
+    """As a store's own has them."""
+    make, settings = VIEWS[view]
+    with served(2, tmp_path, kind, spec=SPEC) as there, sw.Store(SPEC, capacity=5000) as near:
+        filled(there)
+        play(near, 150, 0)
+        with sw.Cluster.of(SPEC, [str(one.address) for one in there.servers]) as other:
+            for one in (other, near):
+                one.add_column("adv", sw.Field((2,), "float32"))
+        replay, own = (getattr(one, make)(**settings) for one in (there.cluster, near))
+        batch, gone = replay.sample(12), np.full(12, 1 << 20)
+        there.cluster.clear()
+        for began_anew in (0, 1):  # then no shard is asked for an item
+            for fields in (None, ("adv",), ("reward",)):
+                found = replay.fetch(batch.ids, batch.shards + began_anew, missing="mask", fields=fields)
+                assert shapes(found) == shapes(own.fetch(gone, missing="mask", fields=fields))
+                assert shapes(replay.fetch([], [], fields=fields)) == shapes(own.fetch([], fields=fields))
+        assert shapes(there.cluster.fetch([], [])) == shapes(near.fetch([]))
+
+
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_a_cluster_fetches_single_steps_as_its_stores(tmp_path: Path, kind: Kind) -> None:
     with served(2, tmp_path, kind, spec=SPEC) as there:

@@ -380,12 +380,12 @@ class RemoteBatches:
             target = source.lend_once(len(ids))
         with self._decoding:
             for places, (_, reply) in zip(held, replies, strict=True):
+                part = target.part(begin, begin + len(places))
                 if len(places):
-                    part = target.part(begin, begin + len(places))
                     read_into(part, reply, source.view, self.fields, fields.numbers)
                     take_ragged(part, reply, self._spec)
-                    self._late.take(part, reply)
-                    begin += len(places)
+                self._late.take(part, reply)
+                begin += len(places)
         for rows in target.ragged.values():
             each = (len(rows.offsets) - 1) // max(1, len(ids))
             if len(gone):
@@ -411,9 +411,15 @@ class RemoteBatches:
         Raises: ShardLostError: one was lost meanwhile.
         """
         lost: ShardLostError | None = None
+        reached: list[ShardPart] = []
         asked: list[tuple[Ints, ShardPart, int]] = []
         replies: list[tuple[Ints, Frame]] = []
         names = {} if fields.names is None else {"fields": sorted(fields.names)}
+
+        def ask(shard: ShardPart, some: Ints) -> None:
+            ticket = shard.link.submit(Request.FETCH, self._of.head(shard) | names, {"ids": ids[some]})
+            asked.append((some, shard, ticket))
+
         try:
             for number, link in self._of.links.items():
                 try:
@@ -422,11 +428,13 @@ class RemoteBatches:
                     self._of.lost(number)
                     lost = error
                     continue
+                reached.append(shard)
                 own = np.flatnonzero(incarnations == link.incarnation)
                 for begin in range(0, len(own), FETCHED_IDS):
-                    some = own[begin : begin + FETCHED_IDS]
-                    ticket = link.submit(Request.FETCH, self._of.head(shard) | names, {"ids": ids[some]})
-                    asked.append((some, shard, ticket))
+                    ask(shard, own[begin : begin + FETCHED_IDS])
+            if not asked:  # for the columns that other clients added
+                for shard in reached:
+                    ask(shard, np.zeros(0, np.int64))
             while asked:
                 some, shard, ticket = asked[0]
                 reply = shard.link.wait(ticket)

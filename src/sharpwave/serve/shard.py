@@ -258,8 +258,9 @@ class Shard:
                 late = late_arrays(columns, len(ids), rows)
                 room(sum(one.nbytes for one in late.values()))
                 target, there = source.lend_for(ids)
-                if not there.any():
-                    return {}, {"there": there}
+                if not there.any():  # a batch of none has the columns, too
+                    head, parts = late_parts(columns, late_arrays(columns, 0, rows))
+                    return head, parts | {"there": there}
                 target.draw.probabilities.fill(1)
                 target = target.with_late({name: one[: len(target.ids)] for name, one in late.items()})
                 target.cutter, target.grow = client.cutter(number, source.log), room
