@@ -53,6 +53,9 @@ def test_frames_arrive_as_they_were_sent(head: dict[str, object], shapes: list[l
         assert wire.receive(theirs) is None
 
 
+UNIFORM = {"kind": "Uniform"}
+
+
 def framed(text: bytes, content: bytes = b"", **other: int) -> bytes:
     checksum = zlib.crc32(content, zlib.crc32(text))
     sizes = {"head": len(text), "body": len(content), "version": wire.VERSION} | other
@@ -264,6 +267,8 @@ def test_a_shard_that_says_nonsense_of_a_view_is_refused_by_name(name: str, valu
     [
         ({"settings": {"n_steps": 3}, "sampler": {"kind": "Uniform"}}, "n_steps"),
         ({"settings": {}, "sampler": {"kind": "Prioritized", "alfa": 0.5}}, "alfa"),
+        ({"settings": {}, "sampler": {"kind": [None]}}, r"sampler \{'kind': \[None\]\}"),
+        ({"settings": {}, "sampler": {"kind": {}}}, "sampler"),
     ],
 )
 def test_a_misspelled_view_is_refused_and_is_no_failure_of_the_shard(
@@ -274,6 +279,35 @@ def test_a_misspelled_view_is_refused_and_is_no_failure_of_the_shard(
         with pytest.raises(ValueError, match=text):
             link.call(Request.VIEW, {"name": "one", "kind": "transitions", "seed": 0} | asked)
         link.close()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("kind", "head"),
+    [
+        (Request.CREDIT, {"inserts": ["a"]}),
+        (Request.CREDIT, {"inserts": {}}),
+        (Request.CREDIT, {"inserts": 1.5}),
+        (Request.ADD_COLUMN, {"name": [1], "field": {"shape": [], "dtype": "float32", "metadata": {}}}),
+        (Request.DROP_COLUMN, {"name": [1]}),
+        (Request.DROP_COLUMN, {"name": {}}),
+        (Request.ANNOTATE, {"values": ["a"]}),
+        (Request.PUT, {"keys": [[[]]]}),
+        (Request.PUT, {"keys": [[1]]}),
+        (Request.PUT, {"keys": 1.5}),
+        (Request.PUT, {"keys": [[]], "noticed": 1}),
+    ],
+)
+def test_a_malformed_head_ends_the_connection_and_is_no_failure_of_the_shard(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: Request, head: dict[str, object]
+) -> None:
+    with served(1, tmp_path) as there:
+        link = Link(there.servers[0].address, Security())
+        view = link.call(Request.VIEW, {"name": "a", "kind": "transitions", "settings": {}, "sampler": UNIFORM})
+        with pytest.raises(ShardLostError):
+            link.call(kind, {"view": view.head["view"]} | head, {"segment:0": b""})
+        link.close()
+        assert there.stores[0].columns == {} and len(there.stores[0]) == 0
     assert not caplog.records
 
 

@@ -237,9 +237,7 @@ def write_values(
         WireError: no such request.
         ValueError: there is another column of this name; and as ``add``.
     """
-    name, field = head.get("name"), field_in(head)
-    if not isinstance(name, str):
-        raise WireError(f"values of column {name!r:.100}, expected a name")
+    name, field = name_in(head), field_in(head)
     values = array_in(parts, "values", np.uint8, -1, field.row_bytes)
     places = [
         array_in(parts, one, np.int64, len(values)) for one in (("ids",) if "ids" in parts else ("lanes", "steps"))
@@ -250,6 +248,14 @@ def write_values(
         check_same(name, store._log.late.column("write_column", name).field, field)
         found = places[0] if len(places) == 1 else store.ids(*places, missing="mask")
         return store.write_column(name, found, rows_of(values, field))
+
+
+def name_in(head: Mapping[str, Any]) -> str:
+    """Return the name of the column of a request, which the store checks.  Raises: WireError."""
+    name = head.get("name")
+    if not isinstance(name, str):
+        raise WireError(f"column {name!r:.100}, expected a name")
+    return name
 
 
 def field_in(head: Mapping[str, Any]) -> Field:

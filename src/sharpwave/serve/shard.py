@@ -23,7 +23,7 @@ from sharpwave.serve.budget import Budget, Holding, NoRoomError
 from sharpwave.serve.cluster_folder import LEASES
 from sharpwave.serve.cut_batches import ragged_parts, written
 from sharpwave.serve.intake import Intake
-from sharpwave.serve.late_values import add, chosen, drop, field_in, late_arrays, late_parts, write_values
+from sharpwave.serve.late_values import add, chosen, drop, field_in, late_arrays, late_parts, name_in, write_values
 from sharpwave.serve.replicas import Keeper
 from sharpwave.serve.server import Client, Reply
 from sharpwave.serve.shard_views import ShardView, ShardViews, item_bytes
@@ -77,7 +77,7 @@ class Shard:
             Request.RESUME: lambda client, _: self.intake.resume(client),
             Request.CHECKPOINT: self._checkpoint,
             Request.CLEAR: self._clear,
-            Request.ANNOTATE: lambda _, frame: self.store.annotate(None, frame.head["values"]),
+            Request.ANNOTATE: self._annotate,
             Request.ADD_COLUMN: lambda client, frame: self._add_column(client, frame.head),
             Request.DROP_COLUMN: self._drop_column,
             Request.WRITE_COLUMN: self._write_column,
@@ -314,7 +314,9 @@ class Shard:
     def _set_credit(self, client: Client, frame: Frame) -> Reply:
         """Let writers append until the view has counted ``inserts`` steps; ``None``: without limit."""
         view, inserts = self.views.of(frame), frame.head.get("inserts")
-        self.views.set_credit(client, view, None if inserts is None else int(inserts))
+        if inserts is not None and type(inserts) is not int:
+            raise WireError(f"a credit of {inserts!r:.100} steps")
+        self.views.set_credit(client, view, inserts)
         return self._said(view), {}
 
     # the whole store
@@ -338,12 +340,18 @@ class Shard:
         said, parts = self._describe(client, frame)
         return {**said, "new": new | {"codec": settings["codecs"]}}, parts
 
+    def _annotate(self, client: Client, frame: Frame) -> None:
+        values = frame.head.get("values")
+        if not isinstance(values, dict):
+            raise WireError(f"annotations {values!r:.100}, expected a dict")
+        self.store.annotate(None, values)
+
     def _add_column(self, client: Client, head: dict[str, Any]) -> None:
         """Add a column, unless it is there: a client repeats a request whose reply was lost.
 
         It is in the store's folder before the reply.
         """
-        name: Any = head.get("name")  # which the store checks
+        name = name_in(head)
         if self.intake.neighbour is None:
             add(self.store, name, field_in(head))
         else:
@@ -351,7 +359,7 @@ class Shard:
 
     def _drop_column(self, client: Client, frame: Frame) -> None:
         """Drop a column, if it is there, also from the store's folder before the reply."""
-        name = frame.head.get("name")
+        name = name_in(frame.head)
         if self.intake.neighbour is None:
             drop(self.store, name)
         else:

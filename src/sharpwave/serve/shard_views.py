@@ -225,7 +225,7 @@ def item_bytes(view: View[Any]) -> tuple[int, int]:
 def _sampler(described: Any) -> Sampler:
     """Return a new sampler.  Raises: ValueError."""
     kind = described.get("kind") if isinstance(described, dict) else None
-    if kind not in SAMPLERS:
+    if not isinstance(kind, str) or kind not in SAMPLERS:
         raise ValueError(f"sampler {described!r}, expected one of {', '.join(SAMPLERS)}")
     try:
         made: Sampler = SAMPLERS[kind](**{name: value for name, value in described.items() if name != "kind"})
