@@ -108,7 +108,7 @@ def test_a_connection_that_ends_while_its_writer_waits_for_the_learner_is_freed(
         link, segments = linked(there), sealed(1, 200, 1)
         link.call(Request.LEASE, {"name": "w", "lanes": 1})
         for one in segments:
-            head = {"keys": [[f"{key:x}" for key in one.dictionaries]]}
+            head = {"segments": 1, "keys": [f"{key:x}" for key in one.dictionaries]}
             parts = {f"dictionary:{key:x}": data for key, data in one.dictionaries.items()}
             link.submit(Request.PUT, head, parts | {"segment:0": readdressed(one.packed, 1, one.first_step)})
         server, budget = there.servers[0], there.shards[0].budget

@@ -6,6 +6,7 @@ import json
 import queue
 import socket
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.codecs.shared import number_of
 from sharpwave.log.remote_segments import Copy
 from sharpwave.serve import cut_batches, segment_parts, wire
 from sharpwave.serve.merging import merge
@@ -154,6 +156,20 @@ def test_a_segment_may_have_many_small_values(tmp_path: Path) -> None:
         with sw.Store(spec, capacity=100_000, segment_steps=4096) as replica:
             append_once(replica, *found)
             assert len(replica) == steps and replica.stats()["shared"] == local.stats()["shared"]
+
+
+def test_segments_of_a_message_share_its_values() -> None:
+    """A shard's memory for a message does not grow with segments times values."""
+    values = {number_of(bytes([*k.to_bytes(2), *bytes(14)])): bytes(8) for k in range(20_000)}
+    peaks = []
+    for segments in (1, 100):
+        frame = sent(Request.REPLICATE, *message([Copy(b"", values)] * segments))
+        tracemalloc.start()
+        found = segments_of(frame)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(found) == segments and all(one.dictionaries == values for one in found)
+    assert peaks[1] < 1.2 * peaks[0], peaks
 
 
 def sent(kind: Request, head: dict[str, Any], parts: dict[str, Any]) -> wire.Frame:

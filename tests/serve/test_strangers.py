@@ -122,6 +122,7 @@ def test_requests_of_every_kind_with_nonsense_in_them_are_answered_by_errors(tmp
         assert link is not None
         values: list[object] = [None, -1, 1 << 70, "x", [], {}, [[]], 1e300, True]
         names = ["view", "name", "kind", "settings", "sampler", "lanes", "inserts", "keys", "batch", "begin", "blocks"]
+        names.append("segments")
         before = len(there.stores[0])
         for kind in Request:
             if kind in (Request.CLEAR, Request.CHECKPOINT, Request.PAUSE):
@@ -141,7 +142,7 @@ def test_a_segment_that_is_damaged_is_refused_and_changes_nothing(tmp_path: Path
         one = sealed(1, 30, 0)[0]
         rng = np.random.default_rng(0)
         shared = {f"dictionary:{key:x}": data for key, data in one.dictionaries.items()}
-        head = {"keys": [[f"{key:x}" for key in one.dictionaries]]}
+        head = {"segments": 1, "keys": [f"{key:x}" for key in one.dictionaries]}
         for _ in range(60):
             packed = bytearray(one.packed)
             packed[rng.integers(len(packed))] ^= 1 << int(rng.integers(8))

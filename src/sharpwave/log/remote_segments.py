@@ -216,7 +216,7 @@ def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -
 
 
 class Copy(NamedTuple):
-    """Segment as ``take_in`` takes it: its bytes, and its dictionaries by key."""
+    """Segment as ``take_in`` takes it: its bytes, and its dictionaries by key, among others."""
 
     packed: bytes
     dictionaries: dict[int, bytes]

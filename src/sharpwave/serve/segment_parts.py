@@ -1,7 +1,8 @@
 """Segments as parts of a message, with the dictionaries and the shared values that they refer to.
 
-Part ``segment:K`` is the K-th segment; the head's ``keys`` names its dictionaries, each a part ``dictionary:KEY`` of
-the first message that needs it. Shared values are in one part, beside their keys and lengths, however many there are.
+Part ``segment:K`` is the K-th of the head's number of ``segments``; its ``keys`` name their dictionaries, each a part
+``dictionary:KEY`` of the first message that needs it. Shared values are in one part, beside their keys and lengths,
+however many there are.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ def parts_of(
     Raises: ValueError: too many shared values.
     """
     parts: dict[str, Part] = {f"segment:{k}": one.packed for k, one in enumerate(segments)}
-    needed = {key: data for one in segments for key, data in one.dictionaries.items()}
-    parts |= {f"{PREFIX}{key:x}": data for key, data in needed.items() if not key & IS_SHARED and key not in sent}
+    tables = {id(one.dictionaries): one.dictionaries for one in segments}  # segments of a message have the same one
+    needed = {key: data for table in tables.values() for key, data in table.items()}
+    own = {key: data for key, data in needed.items() if not key & IS_SHARED}
+    parts |= {f"{PREFIX}{key:x}": data for key, data in own.items() if key not in sent}
     parts |= value_parts(needed)
-    return {"keys": [[f"{key:x}" for key in one.dictionaries if not key & IS_SHARED] for one in segments]}, parts
+    return {"segments": len(segments), "keys": [f"{key:x}" for key in own]}, parts
 
 
 def dictionaries_in(parts: Mapping[str, Any]) -> dict[int, bytes]:
@@ -47,16 +50,14 @@ def dictionaries_in(parts: Mapping[str, Any]) -> dict[int, bytes]:
 
 
 def segments_in(head: Mapping[str, Any], parts: Mapping[str, Any], dictionaries: Mapping[int, bytes]) -> list[Copy]:
-    """Return the segments of a message, each with its ``dictionaries`` and all shared values.
+    """Return the segments of a message. They have one table of their ``dictionaries`` and shared values: both may be
+    many.
 
     Raises: LookupError, TypeError, ValueError: one is missing or malformed.  WireError: as ``values_in``.
     """
-    values = values_in(parts)
-    keys = [[int(key, 16) for key in each] for each in head.get("keys", [])]
-    return [
-        Copy(bytes(parts[f"segment:{k}"]), {key: dictionaries[key] for key in each} | values)
-        for k, each in enumerate(keys)
-    ]
+    table = values_in(parts)
+    table |= {key: dictionaries[key] for key in (int(one, 16) for one in head.get("keys", []))}
+    return [Copy(bytes(parts[f"segment:{k}"]), table) for k in range(head.get("segments", 0))]
 
 
 def value_parts(dictionaries: Mapping[int, bytes]) -> dict[str, Part]:
