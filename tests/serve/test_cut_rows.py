@@ -275,7 +275,7 @@ def test_rows_without_their_dictionary_and_of_codecs_that_are_not_cut_are_refuse
         arguments = (replay.view, replay._batches.fields, replay._batches.whole.numbers)
         codecs = {int(one) for one in there.stores[0]._log.index.codec[2, :4]}
         assert registry.by_name("delta").number in codecs
-        if any(name.startswith("dictionary:") for name in reply.parts):
+        if any(name.startswith("row_dictionary:") for name in reply.parts):
             bare = Frame(reply.kind, 1, {}, reply.parts, dictionaries=Dictionaries())
             with pytest.raises(WireError, match="window"):
                 cut_batches.read_into(target, bare, *arguments)
@@ -288,14 +288,14 @@ def test_rows_without_their_dictionary_and_of_codecs_that_are_not_cut_are_refuse
 
 
 def test_a_dictionary_in_anothers_place_leaves_earlier_messages_theirs() -> None:
-    first = Dictionaries().after({"dictionary:0:1": b"abc"})
+    first = Dictionaries().after({"row_dictionary:0:1": b"abc"})
     table, known = first.table(0, 3)
-    again = first.after({"dictionary:0:2": b"def"})
+    again = first.after({"row_dictionary:0:2": b"def"})
     assert again is first and known[:4].tolist() == [1, 1, 1, 0] and table.references[2].tobytes() == b"def"
-    other = first.after({"dictionary:0:1": b"xyz"})
+    other = first.after({"row_dictionary:0:1": b"xyz"})
     assert other is not first
     assert table.references[1].tobytes() == b"abc"
     assert other.table(0, 3)[0].references[1:3].tobytes() == b"xyzdef"
-    for name in ("dictionary:0:0", "dictionary:0:256", "dictionary:-1:1", "dictionary:9999:1", "dictionary:1"):
+    for place in ("0:0", "0:256", "-1:1", "9999:1", "1"):
         with pytest.raises(WireError, match="dictionary"):
-            first.after({name: b"abc"})
+            first.after({f"row_dictionary:{place}": b"abc"})

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import sharpwave as sw
 from sharpwave.log.remote_segments import Copy
-from sharpwave.serve import replica_content
+from sharpwave.serve import replica_content, shard_process
 from sharpwave.serve.addresses import Security
 from sharpwave.serve.fleet import ShardPlan
 from sharpwave.serve.link import Link
@@ -91,6 +94,88 @@ def test_a_shard_in_memory_that_is_killed_comes_back(tmp_path: Path) -> None:
             writer.flush()
         seen = steps_of(cluster, "all")
         assert len(cluster) == 2 * 192 and seen == sorted(2 * [*range(191)])
+
+
+FRAMES = sw.Spec(obs=sw.Field((24, 24), "uint8"), action=sw.Field((), "int64"))
+FRAME = np.random.default_rng(5).integers(0, 4, (24, 24), np.uint8) * 60
+
+
+def write_frames(writer: RemoteWriter, begin: int, steps: int) -> None:
+    """Write frames that share most of their pixels, so that segments refer to dictionaries."""
+    for number in range(begin, begin + steps):
+        frame = FRAME.copy()
+        frame[number % 24] = number % 251
+        frame[:, number % 7] = 3
+        writer.extend(
+            obs=frame[None], action=[number], reward=[1.0], terminated=[number % 20 == 19], truncated=[False],
+            final_obs=frame[None],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("on_disk", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_segments_come_back_with_their_dictionaries(on_disk: bool, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"disk": tmp_path / "d"} if on_disk else {}
+    with sw.Cluster(FRAMES, shards=2, capacity=100_000, replicas=1, **given) as cluster:
+        writer = cluster.writer(shard=0, timeout=60)
+        write_frames(writer, 0, 320)
+        writer.flush()
+        held = len(cluster)
+        assert cluster.stats()["shards"][0]["bytes"]["dictionaries"] > FRAME.nbytes
+        if on_disk:
+            (tmp_path / "d" / "shard-0").rename(tmp_path / "lost")
+        kill(cluster, 0)
+        wait_for_steps(cluster, held)
+        view = cluster.transitions()
+        for batch in (view.sample(64), view.sample(64)):
+            for frame, number in zip(batch.obs, batch.action.tolist(), strict=True):
+                expected = FRAME.copy()
+                expected[number % 24] = number % 251
+                expected[:, number % 7] = 3
+                np.testing.assert_array_equal(frame, expected)
+        write_frames(writer, 320, 64)
+        writer.flush()
+        assert len(cluster) == held + 64
+        wait_until(lambda: [one["replica_trouble"] for one in cluster.stats()["shards"]] == ["", ""])
+
+
+def test_a_shard_says_why_it_is_not_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log and the statistics, as long as it lasts; a neighbor that is started again within a time is no trouble."""
+    with served(2, tmp_path) as there, sw.Store(SPEC, capacity=100_000, segment_steps=8) as replica:
+        first, second = there.shards
+        second.keeper = Keeper(0, replica, tmp_path / "writers.json")
+        for one in sealed(2, 100, 0):
+            replica.add_segment(one.packed, one.dictionaries)
+        link, over = Link(there.servers[1].address, Security()), threading.Event()
+        neighbour = Neighbour(0, first.store, link, first.intake.leases, first.intake.adopt)
+        first.intake.neighbour = neighbour
+        give = second.keeper.give
+        monkeypatch.setattr(second.keeper, "give", lambda frame: ({}, {"row_dictionary:unknown": b""}))
+        monkeypatch.setattr(shard_process, "LEVEL_S", 0.01)
+        thread = threading.Thread(target=shard_process._stay_level, args=(neighbour, over))
+        thread.start()
+        try:
+            wait_until(lambda: "row_dictionary:unknown" in there.cluster.stats()["shards"][0]["replica_trouble"])
+            assert not caplog.records
+            monkeypatch.setattr(shard_process, "RESTART_S", 0.0)
+            wait_until(lambda: "row_dictionary:unknown" in caplog.text)
+            assert len(first.store) == 0 and "no replica, and no steps taken" in caplog.text
+            monkeypatch.setattr(second.keeper, "give", give)
+            wait_until(lambda: neighbour.level)
+            assert first.store.lane_steps.tolist() == replica.lane_steps.tolist()
+            wait_until(lambda: there.cluster.stats()["shards"][0]["replica_trouble"] == "")
+        finally:
+            over.set()
+            thread.join()
+        link.close()
+
+
+def wait_until(done: Callable[[], bool], patience_s: float = 30.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_what_a_replica_lacks_is_brought_to_it_and_the_other_way_round(tmp_path: Path) -> None:

@@ -403,7 +403,8 @@ class Cluster:
     def stats(self) -> dict[str, Any]:
         """Return every shard's ``Store.stats()`` under ``shards``, and sums of the additive numbers,
         including the writers' counts (``broken_episodes``, ``unchained_steps``, ``rounded_breaks``,
-        ``repeated_finals``, ``dropped_resets``).
+        ``repeated_finals``, ``dropped_resets``). With ``replicas=1`` each has ``replica``, the statistics of the one
+        that it keeps, and ``replica_trouble``: why its own could not be reached last; "": it was.
 
         Shards that are restarting are left out.  Raises: ShardLostError: no shard can be reached.
         """

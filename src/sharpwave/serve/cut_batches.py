@@ -2,7 +2,7 @@
 
 A message has parts by name: ``ids``, ``probabilities``; ``rows:NAME``, windows of encoded rows of a column, and
 ``pieces:NAME``, uint32 [2, n], if the rows differ in length; ``column:NAME``, other columns; ``places``, begins and
-ends of windows of steps; and ``dictionary:FIELD:PLACE``, dictionaries of these rows that the connection lacks.
+ends of windows of steps; and ``row_dictionary:FIELD:PLACE``, dictionaries of these rows that the connection lacks.
 Of fields with rows of any length there are ``values:NAME``, one row behind the other, and ``lengths:NAME``; also where
 the other columns are decoded into shared memory. Of shared fields, ``column:NAME`` or ``values:NAME`` has each distinct
 row once, and ``which:NAME`` says which of these each row of the batch is.
@@ -34,7 +34,8 @@ Ints = npt.NDArray[np.int64]
 Sent = dict[tuple[int, int], bytes]
 """Dictionaries that a connection has had, by field and place."""
 
-DICTIONARY = "dictionary:"
+DICTIONARY = "row_dictionary:"
+"""Begins the names of their parts; no other reply has such names (``Link`` reads them from any)."""
 MAX_DICTIONARY_BYTES = 1 << 28
 """Limit of the dictionaries that a shard makes a learner keep: some 30,000 of frames of Atari."""
 MAX_FIELDS = 1 << 12

@@ -140,6 +140,9 @@ class Neighbour:
     Args:
         number: of this shard. ``leases``: returns this shard's leases. ``adopt``: called with the neighbor's leases.
         pending: as for ``take``.
+
+    Attributes:
+        trouble: why the neighbor was last not reached, or not made level; "": it was.
     """
 
     def __init__(
@@ -154,6 +157,7 @@ class Neighbour:
         self._number, self._store, self._link, self._pending = number, store, link, pending
         self._leases, self._adopt = leases, adopt
         self._began_empty = not store.total_steps and not store.columns
+        self.trouble = ""
         self._made_level = -1  # number of the connection on which both last exchanged missing segments
         self._lock = threading.RLock()
 
@@ -250,8 +254,11 @@ class Neighbour:
                     self._link.connect()
                     if self._made_level != self._link.connections:
                         self._bring_level()
-                    return act()
-            except ShardLostError:
+                    result = act()
+                    self.trouble = ""
+                    return result
+            except ShardLostError as error:
+                self.trouble = str(error)
                 if gone() or time.monotonic() > deadline:
                     raise
             time.sleep(RETRY_S)

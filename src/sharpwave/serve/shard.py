@@ -120,8 +120,12 @@ class Shard:
         return said, {}
 
     def _stats(self, client: Client, frame: Frame) -> Reply:
-        replica = {} if self.keeper is None else {"replica": self.keeper.store.stats()}
-        return {"stats": self.store.stats() | replica}, {}
+        stats = self.store.stats()
+        if self.keeper is not None:
+            stats["replica"] = self.keeper.store.stats()
+        if self.intake.neighbour is not None:
+            stats["replica_trouble"] = self.intake.neighbour.trouble
+        return {"stats": stats}, {}
 
     # views
 

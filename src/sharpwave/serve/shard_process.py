@@ -43,6 +43,8 @@ IN_USE = (errno.EADDRINUSE, errno.EAGAIN, errno.EWOULDBLOCK)
 T = TypeVar("T")
 LEVEL_S = 0.5
 """Pause between looks whether a shard's replica is as it should be."""
+RESTART_S = 5.0
+"""Time in which a neighbor that was lost is started again. Beyond it, the log says why there is no replica."""
 
 
 @dataclass(frozen=True)
@@ -208,11 +210,14 @@ def once_free(make: Callable[[], T]) -> T:
 
 def _stay_level(neighbour: Neighbour, over: threading.Event) -> None:
     """See that this shard and its neighbor have the same, also while no writer is here to notice."""
+    reached = time.monotonic()
     while not over.is_set():
         try:
             neighbour.replicate()
-        except ShardLostError:
-            pass  # it is started again
+            reached = time.monotonic()
+        except ShardLostError as error:
+            if (passed := time.monotonic() - reached) > RESTART_S:
+                LOG.warning("no replica, and no steps taken, for %.0f s: %s", passed, failure(error))
         except Exception as error:
             LOG.error("the replica differs: %s", failure(error))
         over.wait(LEVEL_S)
