@@ -163,3 +163,25 @@ def test_names_and_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(ValueError, match="'a/b' of obs has no name"):
         other.export(f"npz:{tmp_path}/x.npz")
     assert not list(tmp_path.glob("*.npz")) and not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.timeout(60, method="thread")
+@pytest.mark.parametrize("kind", ["plain", "latest", "userblock", "lengths of 4 bytes"])
+def test_texts_of_hdf5_that_do_not_end(tmp_path: Path, kind: str) -> None:
+    """HDF5 loops forever in a collection of values where one of 0 bytes follows, and takes no interrupt."""
+    options: dict[str, dict[str, Any]] = {"latest": {"libver": "latest"}, "userblock": {"userblock_size": 512}}
+    path = tmp_path / "data.hdf5"
+    plist = h5py.h5p.create(h5py.h5p.FILE_CREATE)
+    plist.set_sizes(8, 4)
+    made = h5py.h5f.create(bytes(path), h5py.h5f.ACC_TRUNC, plist) if kind.startswith("lengths") else path
+    with h5py.File(made, "w", **options.get(kind, {})) as file:
+        for name, values in d4rl([1, 2], with_next=False).items():
+            if name != "observations":
+                file[name] = values
+        file["observations"] = [b"a", b"b", b"c" * 9000]
+    content = path.read_bytes()
+    assert sw.load(f"hdf5:{path}").episodes()[0]["obs"].strings()[0] == "a"
+    size = content.index(b"GCOL\1") + 16 + 8  # of the first value, beside which another begins
+    path.write_bytes(content[:size] + b"\x83" + content[size + 1 :])
+    with pytest.raises(ValueError, match=r"data.hdf5.*of any length, at byte [\d,]+, takes 0 bytes, expected 1 to"):
+        sw.load(f"hdf5:{path}")

@@ -37,7 +37,7 @@ OPENING = {
     "FileIO": "io",
 }
 """Functions and methods that open what they are given."""
-GIVEN = {"file", "self._output", "self._input", "io.BytesIO(content)"}
+GIVEN = {"file", "self._output", "self._input", "self._checked", "io.BytesIO(content)"}
 """Names of what is open already: files that ``opened_files.py`` opened, those being written, and bytes in memory."""
 WRITERS = {"Hdf5Output", "Hdf5Writer", "NpzWriter", "ParquetTarget", "MinariTarget"}
 ALLOWED = {

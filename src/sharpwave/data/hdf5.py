@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,54 @@ GZIP_RATIO = 1032
 """Largest ratio of gzip's output to its input."""
 MAX_NAME_CHARACTERS = 1024
 """Limit of an array's path: links to one array repeat it at no cost."""
+HEAP, EDGE_BYTES, MIN_HEAP_BYTES = re.compile(b"GCOL\1"), 4, 4096
+"""Signature and version of a global heap collection, which has values of any length; their bytes without one; the least
+size of a collection: HDF5 refuses smaller ones."""
+
+
+class _HeapCheckedInput:
+    """File for HDF5 that checks each global heap collection among the bytes read: where an object of a damaged one ends
+    where it begins, HDF5 loops forever, and takes no interrupt.
+
+    Source: HDF5 file format specification, III.E, "Global Heap".
+
+    Attributes:
+        length_bytes: size of lengths in the file.
+    """
+
+    def __init__(self, file: File) -> None:
+        self._file, self.length_bytes = file, 8
+        self.seek, self.tell, self.read = file.seek, file.tell, file.read
+
+    def readinto(self, buffer: Any) -> int:
+        file, at = self._file, self._file.tell()
+        count = file.readinto(buffer)
+        places = [at + one.start() for one in HEAP.finditer(memoryview(buffer)[:count])]
+        for edge in (at, at + count):  # HDF5 may read a signature in two parts
+            begin = max(0, edge - EDGE_BYTES)
+            part = file.read_at(begin, min(edge + EDGE_BYTES, file.size) - begin)
+            places += [begin + one.start() for one in HEAP.finditer(part)]
+        for place in places:
+            self._check(place)
+        return count
+
+    def _check(self, at: int) -> None:
+        """Check the objects of a collection.  Raises: ValueError: HDF5 would not get to its end."""
+        file, head = self._file, 8 + -(-self.length_bytes // 8) * 8  # of a collection, and of an object
+        size = int.from_bytes(file.read_at(at, min(head, file.size - at))[8 : 8 + self.length_bytes], "little")
+        if not MIN_HEAP_BYTES <= size <= file.size - at:  # which HDF5 refuses, too
+            return
+        content, place = file.read_at(at, size), head
+        while place + head <= size:
+            nbytes = int.from_bytes(content[place + 8 : place + 8 + self.length_bytes], "little")
+            is_free = content[place : place + 2] == b"\0\0"  # its size includes the head
+            taken = nbytes if is_free else head + -(-nbytes // 8) * 8
+            if not 0 < taken <= size - place:
+                raise ValueError(
+                    f"a value of any length, at byte {at + place:,}, takes {taken:,} bytes, expected 1 to "
+                    f"{size - place:,}; write or fetch the file anew"
+                )
+            place += taken
 
 
 class Hdf5File:
@@ -48,7 +97,9 @@ class Hdf5File:
         self._groups: dict[int, str] = {}
         with explained(f"{self._what} is no HDF5 file, or damaged"), contextlib.ExitStack() as failing:
             failing.callback(file.close)
-            self.root: Any = self._h5py.File(file, "r")
+            self._checked = _HeapCheckedInput(file)
+            self.root: Any = self._h5py.File(self._checked, "r")
+            self._checked.length_bytes = self.root.id.get_create_plist().get_sizes()[1]
             failing.pop_all()
 
     def _address(self, one: Any) -> int:
