@@ -261,6 +261,46 @@ def test_lists_that_describe_episodes_of_rlds(tmp_path: Path) -> None:
         assert f"{why}: 1 episodes" in notes(store)
 
 
+def test_odd_descriptions_of_rlds(tmp_path: Path) -> None:
+    """What cannot be an annotation is left out and named, and costs nothing else."""
+    features = {
+        "level": {"pythonClassName": "x.class_label_feature.ClassLabel", "classLabel": {"numClasses": "9"}},
+        "score": tensor("float32"),
+        "scores": listed(tensor("float32")),
+        "said": TEXT,
+        "length": listed(tensor("int64")) | {"sequence": listed(tensor("int64"))["sequence"] | {"length": "x"}},
+        "shape": {"pythonClassName": "x.Tensor", "tensor": {"dtype": "int64", "shape": {"dimensions": ["a"]}}},
+        "form": {"pythonClassName": "x.Tensor", "tensor": ["int64"]},
+        "large": tensor("int64", 10**30),
+    }
+    about = {
+        "level": integers([3]),
+        "score": (2, np.array([np.nan], np.float32).tobytes()),
+        "scores": (2, np.array([0.5, np.inf], np.float32).tobytes()),
+        "said": (1, [b""]),
+        "length": integers([1]),
+        "shape": integers([1]),
+        "form": integers([1]),
+        "large": integers([1]),
+    }
+    steps = sound(3) | {"steps/said": (1, [b"each step"] * 3)}
+    made = example(steps | {f"episode_metadata/{name}": x for name, x in about.items()})
+    store = sw.load(described(rlds(tmp_path, {"said": TEXT}, made), **features))
+    (info,) = (episode.info for episode in store.episodes())
+    assert {name: info.get(name) for name in features} == dict.fromkeys(features) | {"level": 3, "said": "each step"}
+    odd = "features.json has an odd length or shape of it"
+    assert left_out(store).split("\n") == [f"episode_metadata/{name}: {odd}" for name in ("length", "shape", "form")]
+    for name, why in (
+        ("score", "not finite; left out"),
+        ("scores", "not finite; left out"),
+        ("large", f"do not have its shape ({10**30},); left out"),
+    ):
+        assert f"episode_metadata/{name}: values that {'are ' if 'not f' in why else ''}{why}: 1 episodes" in notes(
+            store
+        )
+    assert "the text of its steps differs" not in notes(store)
+
+
 @pytest.mark.parametrize("layout", ["columns", "demonstrations"])
 @pytest.mark.parametrize("where", ["obs", "next"])
 def test_observations_of_hdf5_of_which_the_last_next_one_is_no_utf8(tmp_path: Path, layout: str, where: str) -> None:

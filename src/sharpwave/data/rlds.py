@@ -101,7 +101,10 @@ class RldsSource:
                 steps = features["steps"]["sequence"]["feature"]["featuresDict"]["features"]
                 self._about: dict[str, tuple[int, ...]] = {}  # shapes of descriptions; -1: of any length
                 for key, feature in _leaves(features.get("episode_metadata", {})).items():
-                    self._add_description(f"episode_metadata/{key}", feature)
+                    try:
+                        self._add_description(f"episode_metadata/{key}", feature)
+                    except (AttributeError, TypeError, ValueError):
+                        self.left_out.append(f"episode_metadata/{key}: features.json has an odd length or shape of it")
                 self._of_any_bytes: set[str] = set()  # strings, unless one is no UTF-8
                 self._features: dict[str, _Feature] = {}
                 for key, feature in _leaves({"featuresDict": {"features": steps}}).items():
@@ -327,7 +330,8 @@ class RldsSource:
         one: dict[str, Any] = feature if listed is None else listed.get("feature", {})
         tensor = one.get("tensor") or one.get("scalar") or {}
         kind = one.get("pythonClassName", "?").rpartition(".")[2]
-        if not ("text" in one or tensor) or tensor.get("encoding", "none") != "none":
+        is_read = "text" in one or tensor or kind == "ClassLabel"
+        if not is_read or tensor.get("encoding", "none") != "none":
             self.left_out.append(f"{key}: {'' if listed is None else 'lists of '}{kind} is not read")
             return
         shape = tuple(int(n) for n in tensor.get("shape", {}).get("dimensions", []))
@@ -398,15 +402,18 @@ class RldsSource:
         info: dict[str, Any] = {}
         unread: list[str] = []
         for key, shape in self._about.items():
-            if (value := found.get(key)) is None:
+            if (value := found.get(key)) is None or (shape == () and isinstance(value, list) and value == [b""]):
                 continue
             if len(value) > MAX_LISTED:
                 unread.append(f"{key}: more than {MAX_LISTED:,} values; left out")
                 continue
+            if isinstance(value, np.ndarray) and not np.isfinite(value).all():
+                unread.append(f"{key}: values that are not finite; left out")
+                continue
             array = objects([one.decode("utf-8", "replace") for one in value]) if isinstance(value, list) else value
             try:
                 info[key.partition("/")[2]] = array.reshape(shape).tolist()
-            except ValueError:
+            except (ValueError, OverflowError):
                 unread.append(f"{key}: values that do not have its shape {shape}; left out")
         return info, unread
 
