@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -184,3 +185,40 @@ def test_shards_of_a_cluster_are_sources(tmp_path: Path) -> None:
     assert [(one.name, one.kind) for one in found] == [("cluster/shard-0", "store"), ("cluster/shard-1", "store")]
     assert find_sources([tmp_path / "cluster" / "shard-1"]) == found[1:]
     assert found[1].store_folder() == tmp_path / "cluster" / "shard-1" / "store"
+
+
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="makes links")
+def test_links_out_of_folders_are_not_followed(tmp_path: Path) -> None:
+    make_store(tmp_path / "other" / "store")
+    for folder, name, target in (
+        ("cluster/shard-1", "store", "other/store"),
+        ("cluster/shard-2", "store", "cluster/shard-2/store"),
+        ("cluster", "shard-3", "other"),
+        ("run", "replay", "other/store"),
+        ("run/checkpoints/000000100", "replay", "other/store"),
+        ("later", "checkpoints", "run/checkpoints"),
+    ):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / name).symlink_to(tmp_path / target)
+    make_store(tmp_path / "cluster" / "shard-0" / "store")
+    for name in ("run", "later"):
+        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "metrics.jsonl").touch()
+    assert [one.name for one in find_sources([tmp_path / "cluster"])] == ["cluster/shard-0"]
+    for run in find_sources([tmp_path / "run", tmp_path / "later"]):
+        assert run.kind == "run" and run.store_folder() is None and run.state_folder() is None
+    for name in ("cluster/shard-1", "run/checkpoints/000000100"):
+        with pytest.raises(ValueError, match="is no run, store or checkpoint"):
+            find_sources([tmp_path / name])
+    (tmp_path / "typed").symlink_to(tmp_path / "other" / "store")
+    (typed,) = find_sources([tmp_path / "typed"])  # as the user says
+    assert typed.store_folder() == tmp_path / "typed"
+
+
+def test_clusters_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    for name in ("a/x", "a/y", "b/x"):
+        make_store(tmp_path / name / "cluster" / "shard-0" / "store")
+    found = find_sources([tmp_path / name / "cluster" for name in ("a/x", "a/y", "b/x")])
+    assert [one.name for one in found] == [f"{name}/cluster/shard-0/store" for name in ("a/x", "a/y", "b/x")]
+    (source,) = find_sources([tmp_path / "a" / "x" / "cluster"])
+    assert [one.name for one in find_sources([source.path, source.path])] == ["store", "store"]

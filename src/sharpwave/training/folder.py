@@ -458,14 +458,20 @@ def replay_of(path: Path) -> Path:
 
 def memory_of(run: Path) -> Path | None:
     """Return the folder of a run's replay memory, or of a checkpoint's: the newest on disk, else ``saved_memory``'s."""
-    on_disk = [path for path in run.glob(f"{DISK}*") if MEMORY_NAME.fullmatch(path.name) and is_store(path)]
+    on_disk = [path for path in run.glob(f"{DISK}*") if MEMORY_NAME.fullmatch(path.name) and is_store_in(run, path)]
     return max(on_disk, key=lambda path: (len(path.name), path.name), default=None) or saved_memory(run)
 
 
 def saved_memory(run: Path) -> Path | None:
     """Return the replay memory of the newest checkpoint of a run that has one; None: none has."""
     named = (path for path in (run / CHECKPOINTS).glob("[0-9]*") if CHECKPOINT_NAME.fullmatch(path.name))
-    return max((path / REPLAY for path in named if is_store(path / REPLAY)), default=None)
+    return max((path / REPLAY for path in named if is_store_in(run, path / REPLAY)), default=None)
+
+
+def is_store_in(folder: Path, path: Path) -> bool:
+    """Return whether a path below a folder is a store's, and leads from there through no link."""
+    inside = os.path.join(os.path.realpath(folder), path.relative_to(folder))
+    return os.path.realpath(path) == inside and is_store(path)
 
 
 def store_id(folder: Path) -> str:

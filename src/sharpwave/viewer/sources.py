@@ -13,7 +13,16 @@ from typing import Literal
 from sharpwave.offline.scan import is_store, part_of
 from sharpwave.persistence.checkpoint_file import folder_of
 from sharpwave.serve.cluster_folder import STORE
-from sharpwave.training.folder import CHECKPOINT_NAME, CHECKPOINTS, CONFIG, METRICS, REPLAY, memory_of, saved_memory
+from sharpwave.training.folder import (
+    CHECKPOINT_NAME,
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    REPLAY,
+    is_store_in,
+    memory_of,
+    saved_memory,
+)
 
 MAX_SOURCES = 64
 
@@ -40,7 +49,7 @@ class ViewerSource:
         if self.kind in ("store", "version"):
             return self.path if part_of(self.path) != self.path else None
         if self.kind == "checkpoint":
-            return self.path / REPLAY if is_store(self.path / REPLAY) else None
+            return self.path / REPLAY if is_store_in(self.path, self.path / REPLAY) else None
         return saved_memory(self.path)
 
 
@@ -89,23 +98,24 @@ def find_sources(paths: Sequence[Path]) -> list[ViewerSource]:
 def _source(path: Path) -> ViewerSource | None:
     if (path / CONFIG).is_file() and ((path / METRICS).is_file() or (path / CHECKPOINTS).is_dir()):
         return ViewerSource(path.name, path, "run", path)
-    if CHECKPOINT_NAME.fullmatch(path.name) and is_store(path / REPLAY):
+    if CHECKPOINT_NAME.fullmatch(path.name) and is_store_in(path, path / REPLAY):
         run = path.parent.parent
         return ViewerSource(f"{run.name}/{path.name}", path, "checkpoint", run if (run / CONFIG).is_file() else None)
-    if re.fullmatch("shard-[0-9]+", path.name) and is_store(path / STORE):
+    if re.fullmatch("shard-[0-9]+", path.name) and is_store_in(path, path / STORE):
         return ViewerSource(f"{path.parent.name}/{path.name}", path / STORE, "store", None)
     return ViewerSource(path.name, path, "store", None) if is_store(path) else None
 
 
 def _named(found: list[ViewerSource]) -> list[ViewerSource]:
-    """Prefix equal names of sources with the names of their parents."""
+    """Replace equal names of sources by their paths from the folder that has them all."""
     names = [one.name for one in found]
-    return [
-        ViewerSource(f"{one.path.parent.name}/{one.name}", one.path, one.kind, one.run)
-        if names.count(one.name) > 1
-        else one
-        for one in found
-    ]
+
+    def name(one: ViewerSource) -> str:
+        equal = [other.path.parts for other in found if other.name == one.name]
+        shared = os.path.commonprefix(equal)  # noqa: RUF071 -- of parts
+        return "/".join(one.path.parts[len(shared) :]) or one.name
+
+    return [replace(one, name=name(one)) if names.count(one.name) > 1 else one for one in found]
 
 
 def _folders(path: Path) -> list[Path]:
