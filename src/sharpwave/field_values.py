@@ -87,8 +87,8 @@ def ragged_rows(
         if len(row) > most:
             unit = "items" if text is None else "bytes"
             raise ValueError(
-                f"{name}: row {i} has {len(row):,} {unit}, expected at most {most:,}; declare the field with a greater "
-                "max_length=, or cut the row"
+                f"{name}: row {i} has {len(row):,} {unit}, expected at most {most:,}; give the field, or the buffer "
+                "that declares it, a greater max_length=, or cut the row"
             )
         rows[i] = row
     return rows

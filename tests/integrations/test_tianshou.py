@@ -712,3 +712,24 @@ def test_rows_of_another_dtype_are_refused_and_empty_ones_are_not() -> None:
     both = rows([np.zeros(0, np.int64), nothing])  # the dtype of [] says nothing
     buffer.add(Batch(obs=both, obs_next=rows([tokens, tokens]), act=np.zeros(2), rew=np.zeros(2), **flags))
     assert buffer[0].obs_next.dtype == np.int64
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_greater_limit_of_rows(disk: bool, tmp_path: Path) -> None:
+    long, text, obs, after = np.arange(131_073), "x" * (1 << 20) + "\0", Batch(), Batch()
+    obs.tokens, obs.text, after.tokens, after.text = rows([long]), rows([text]), rows([long[:2]]), rows([""])
+    batch = alone(obs, after)
+    with pytest.raises(ValueError, match=r"expected at most .*; give the field, or the buffer that declares it"):
+        ours.ReplayBuffer(9).add(batch, [0])
+    more: dict[str, Any] = {"disk": tmp_path / "store", "ram": "512MiB"} if disk else {}
+    buffer, other = ours.ReplayBuffer(9, max_length=1 << 21, **more), theirs.ReplayBuffer(9)
+    for turn in range(2):
+        for one in (buffer, other):
+            one.add(batch, [0])
+        assert_same(buffer[[0, turn]], other[[0, turn]])
+        content = pickle.dumps(buffer)
+        buffer.close()
+        buffer = pickle.loads(content)
+    buffer.close()
+    with pytest.raises(ValueError, match="max_length"):
+        ours.ReplayBuffer(9, max_length=0)

@@ -330,3 +330,28 @@ def test_places_that_were_never_written_are_named() -> None:
         buffer[:]
     buffer[1] = steps[2]
     assert_row(buffer[1], steps[2])
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["ours", "TorchRL's"])
+def test_a_greater_limit_of_rows(own: bool, tmp_path: Path) -> None:
+    long, text = torch.arange(131_073), b"x" * (1 << 20) + b"\0"
+    steps = [step.set("prompt", text) for step in (grown(torch.arange(3), long), grown(long, torch.arange(1)))]
+
+    def made(**more: Any) -> Any:
+        if own:
+            return TensorDictReplayBuffer(storage=SharpwaveStorage(99, **more), batch_size=1)
+        return ReplayBuffer(99, **more)
+
+    with pytest.raises(ValueError, match="131,073 items, expected at most 131,072; give the field, or the buffer"):
+        made().extend(lazy_stack([step.clone() for step in steps]))
+    for most in (1 << 21, 1 << 26):  # of wider items, as many as there may be
+        buffer = made(max_length=most)
+        index = buffer.extend(lazy_stack([step.clone() for step in steps]))
+        for found, step in zip(buffer[index], steps, strict=True):
+            assert_row(found, step)
+        buffer.dumps(tmp_path / f"saved {most}")
+        again = made()
+        again.loads(tmp_path / f"saved {most}")
+        again.extend(lazy_stack([step.clone() for step in steps]))
+    with pytest.raises(ValueError, match="max_length"):
+        made(max_length=0)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
-from sharpwave.spec import Field
+from sharpwave.spec import MAX_ROW_BYTES, Field
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -29,6 +29,7 @@ class Stack:
         frames: number of frames in an observation; 1: it is stored whole.
         channels: number of channels of a frame. ``axis``: axis of the channels in an observation, 0 or -1.
         pad: padding before an episode's first frame: that frame again ("repeat"), or zeros ("zeros").
+        max_length: as for a ``Field``, of rows of any length.
     """
 
     shape: tuple[Any, ...]
@@ -37,16 +38,23 @@ class Stack:
     channels: int = 1
     axis: Literal[0, -1] = 0
     pad: Literal["repeat", "zeros"] = "repeat"
+    max_length: int | None = None
+
+    def limited(self, max_length: int | None) -> Stack:
+        """Return the stack with a limit of its rows' lengths, if they have any length: at most what a field allows."""
+        if max_length is None or self.shape[:1] != (None,):
+            return self
+        return replace(self, max_length=most_items(self.shape, self.dtype, max_length))
 
     def field(self) -> Field:
         """Return the field of the frames."""
         if self.frames == 1:
-            return Field(self.shape, self.dtype)
+            return Field(self.shape, self.dtype, max_length=self.max_length)
         return Field(self._stacked[1:], self.dtype, self.frames, self.pad)
 
     def as_stored(self, field: Field) -> Stack | None:
         """Return the stack by which ``field`` stores such observations; ``None``: it stores others."""
-        made = [self]
+        made = [replace(self, max_length=field.max_length)]  # the store's limit stays
         if field.stack is not None and _three_axes(self.shape):
             made = [stack for stack in ways(self, field.stack) if stack.pad == field.pad]
         return next((stack for stack in made if stack.field() == field), None)
@@ -116,6 +124,11 @@ class Stack:
         if self.axis == 0:
             return self.frames, self.channels, height, width
         return self.frames, height, width, self.channels
+
+
+def most_items(shape: tuple[Any, ...], dtype: str, max_length: int) -> int:
+    """Return ``max_length``, or fewer items of rows of any length, if a field holds no more."""
+    return min(max_length, MAX_ROW_BYTES // max(1, Field(shape, dtype).item_bytes))
 
 
 _PADS: tuple[Literal["repeat", "zeros"], ...] = ("repeat", "zeros")

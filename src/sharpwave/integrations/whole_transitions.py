@@ -52,6 +52,7 @@ class WholeTransitions:
         frame_stack: as for ``StackFinder``.
         ends_are_true: the observation after a terminating step is the step's own successor.
         whole: keys of a dict observation that are stored whole, whatever ``frame_stack`` says.
+        max_length: as for a ``Field``, of all rows of any length, up to what a field holds.
         settings: arguments of the store. If ``disk`` holds a store of the same fields, it is opened.
 
     Raises:
@@ -67,10 +68,13 @@ class WholeTransitions:
         *,
         ends_are_true: bool = True,
         whole: Collection[str] = (),
+        max_length: int | None = None,
         **settings: Any,
     ) -> None:
         self._single = ONE if isinstance(shapes, tuple) else None
         self._finders = finders({ONE: shapes} if isinstance(shapes, tuple) else shapes, frame_stack, whole)
+        for finder in self._finders.values():
+            finder.whole = finder.whole.limited(max_length)
         self._guessed, self._ends_are_true = frame_stack == "auto", ends_are_true
         self._action, self.lanes, self._settings = action, lanes, settings
         self._added = 0

@@ -44,6 +44,8 @@ class StoredObservations:
     Args:
         frame_stack: with a ``stack_num`` of 1. "auto": detect stacks of frames in the first transitions, and store each
             frame once; a number: frames in a stack; ``None``: store whole observations.
+        max_length: limit of rows of any length, in items, of texts in bytes; at most what 64 MiB hold. Default: what
+            1 MiB holds.
         ram, disk, disk_limit, codec, ...: arguments of ``sharpwave.Store``. All others are Tianshou's.
 
     Attributes:
@@ -444,6 +446,8 @@ def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"disk={str(disk)!r} already holds a store; load the buffer saved with it, or give an empty folder"
         )
-    in_memory = {name: value for name, value in settings.items() if name not in ("disk", "disk_limit", "on_full")}
+    Field((None,), "uint8", max_length=settings.get("max_length"))
+    others = ("disk", "disk_limit", "on_full", "max_length")
+    in_memory = {name: value for name, value in settings.items() if name not in others}
     Store(Spec(obs=Field((1,), "uint8"), action=Field((), "int64")), **in_memory).close()
     return settings

@@ -77,7 +77,7 @@ class SharpwaveStorage(StepStorage):
     storages. If observations are stacks of frames, place them in the order of time.
 
     Args:
-        frame_stack, ragged: as for ``ReplayBuffer``.
+        frame_stack, ragged, max_length: as for ``ReplayBuffer``.
         store: arguments of ``sharpwave.Store`` that do not limit its content: ``codec``; ``disk`` (a new folder) with
             ``ram``. Arguments of ``LazyTensorStorage`` may be given with its defaults.
 

@@ -45,6 +45,7 @@ class StoredTransitions:
             the first one do not show it; or one name.
         newest: number of the newest transitions that are always stored: the store's capacity is larger by a segment
             for each lane. ``None``: ``settings`` have the limits.
+        max_length: as for a ``Field``, of all rows of any length, up to what a field holds.
         settings: arguments of the store. If ``disk`` holds a store, it is opened.
 
     Raises:
@@ -58,9 +59,12 @@ class StoredTransitions:
         n_step: int = 1,
         ragged: Collection[Any] | None = (),
         newest: int | None = None,
+        max_length: int | None = None,
         **settings: Any,
     ) -> None:
         StackFinder((1,), "uint8", frame_stack)  # refuses invalid values
+        Field((None,), "uint8", max_length=max_length)
+        self._max_length = max_length
         limits = {"capacity": newest} if newest is not None else {}
         if settings.get("disk") is None:  # refuses invalid values
             Store(Spec(obs=Field((1,), "uint8"), action=Field((1,), "uint8")), **settings | limits).close()
@@ -168,7 +172,7 @@ class StoredTransitions:
             self.settings["capacity"] = self.newest + (trajectories.lanes + 2) * SEGMENT_STEPS
         if first:
             self._stacks = self._find_stacks(layout, rows, places)
-            self._layout, self._store = layout, Store(layout.spec(self._stacks), **self.settings)
+            self._layout, self._store = layout, Store(layout.spec(self._stacks, self._max_length), **self.settings)
         elif self.newest is not None and self.settings["capacity"] > (self.store.capacity or 0):
             self.store.resize(capacity=self.settings["capacity"])
         kept = self._check(rows, places)
@@ -187,7 +191,7 @@ class StoredTransitions:
             finder.look(rows.before[name], rows.after[name], places.begins, np.ones(len(rows), np.bool_))
             if finder.told and not finder.stacked:
                 raise ValueError(_no_stack(name, self.frame_stack))
-            stacks[name] = finder.found or finder.whole
+            stacks[name] = (finder.found or finder.whole).limited(self._max_length)
         return stacks
 
     def _check(self, rows: Rows, places: LanePlaces) -> npt.NDArray[np.bool_]:

@@ -162,7 +162,8 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         device: device of samples; a CUDA device through pinned memory, without waiting.
         seed: seed of sampling.
         store: arguments of ``sharpwave.Store``: ``disk``, ``disk_limit``, ``codec``, .... If ``disk`` holds such
-            transitions, it is opened.
+            transitions, it is opened. Also ``max_length``: limit of rows of any length, in items, of texts in bytes; at
+            most what 64 MiB hold. Default: what 1 MiB holds.
 
     Attributes:
         transitions: the store and its writer. ``view``: the view for sampling.

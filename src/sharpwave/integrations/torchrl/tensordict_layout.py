@@ -166,16 +166,14 @@ class TensorDictLayout:
             )
         return self
 
-    def spec(self, stacks: Mapping[str, Stack]) -> Spec:
-        """Return the store's schema; ``from_spec`` is its inverse."""
-        obs = {
-            name: Field(made.shape, made.dtype, made.stack, made.pad, metadata=_metadata(self.obs[name]))
-            for name, made in ((name, stack.field()) for name, stack in stacks.items())
-        }
+    def spec(self, stacks: Mapping[str, Stack], max_length: int | None = None) -> Spec:
+        """Return the store's schema; ``from_spec`` is its inverse.  ``max_length``: of fields beside observations."""
+        obs = {name: replace(stack.field(), metadata=_metadata(self.obs[name])) for name, stack in stacks.items()}
         fields = {}
         for name, leaf in self.fields.items():
             same = name != ACTION and leaf.dtype in ("str", "bytes")  # such as a prompt of many answers
-            fields[name] = Field(leaf.shape, leaf.dtype, metadata=_metadata(leaf), shared=same)
+            most = Stack(leaf.shape, leaf.dtype).limited(max_length).max_length
+            fields[name] = Field(leaf.shape, leaf.dtype, metadata=_metadata(leaf), max_length=most, shared=same)
         said = {"bits": [_metadata(leaf) for leaf in self.bits], "reward": self.reward and _metadata(self.reward)}
         return Spec(obs=obs, **fields, **{BITS: Field((-(-max(1, len(self.bits)) // 8),), "uint8", metadata=said)})
 
