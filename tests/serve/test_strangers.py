@@ -293,10 +293,11 @@ def test_a_misspelled_view_is_refused_and_is_no_failure_of_the_shard(
         (Request.DROP_COLUMN, {"name": [1]}),
         (Request.DROP_COLUMN, {"name": {}}),
         (Request.ANNOTATE, {"values": ["a"]}),
-        (Request.PUT, {"keys": [[[]]]}),
-        (Request.PUT, {"keys": [[1]]}),
-        (Request.PUT, {"keys": 1.5}),
-        (Request.PUT, {"keys": [[]], "noticed": 1}),
+        (Request.PUT, {"segments": 1, "keys": [[]]}),
+        (Request.PUT, {"segments": 1, "keys": [1]}),
+        (Request.PUT, {"segments": 1, "keys": 1.5}),
+        (Request.PUT, {"segments": "1", "keys": []}),
+        (Request.PUT, {"segments": 1, "keys": [], "noticed": 1}),
     ],
 )
 def test_a_malformed_head_ends_the_connection_and_is_no_failure_of_the_shard(

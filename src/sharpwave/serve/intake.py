@@ -202,9 +202,9 @@ class Intake:
 
     def _take(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> None:
         """Append the segments of a message that are not there already."""
-        keys, noticed = head.get("keys", []), head.get("noticed", [])
-        if not isinstance(noticed, list) or not _are_names(keys):
-            raise WireError(f"segments with dictionaries {keys!r:.100} and counts {noticed!r:.100}, expected lists")
+        noticed = head.get("noticed", [])
+        if not isinstance(noticed, list):
+            raise WireError(f"segments with counts {noticed!r:.100}, expected a list")
         segments = segments_in(head, parts, client.dictionaries)
         self._level(client)
         for number, one in enumerate(segments):
@@ -268,12 +268,6 @@ class Intake:
         with self._changed:
             self._paused.discard(id(client))
             self._changed.notify_all()
-
-
-def _are_names(keys: Any) -> bool:
-    """Return whether the ``keys`` of a message's head are a list of names for each segment."""
-    each = keys if isinstance(keys, list) else [None]
-    return all(isinstance(one, list) and all(isinstance(key, str) for key in one) for one in each)
 
 
 def _of_lanes(steps: npt.NDArray[np.int64], first: int, lanes: int) -> npt.NDArray[np.int64]:

@@ -53,11 +53,14 @@ def segments_in(head: Mapping[str, Any], parts: Mapping[str, Any], dictionaries:
     """Return the segments of a message. They have one table of their ``dictionaries`` and shared values: both may be
     many.
 
-    Raises: LookupError, TypeError, ValueError: one is missing or malformed.  WireError: as ``values_in``.
+    Raises: LookupError, ValueError: one is missing, or its key is none.  WireError: a malformed head; as ``values_in``.
     """
+    segments, keys = head.get("segments", 0), head.get("keys", [])
+    if type(segments) is not int or not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
+        raise WireError(f"{segments!r:.100} segments with dictionaries {keys!r:.100}, expected a number and a list")
     table = values_in(parts)
-    table |= {key: dictionaries[key] for key in (int(one, 16) for one in head.get("keys", []))}
-    return [Copy(bytes(parts[f"segment:{k}"]), table) for k in range(head.get("segments", 0))]
+    table |= {key: dictionaries[key] for key in (int(one, 16) for one in keys)}
+    return [Copy(bytes(parts[f"segment:{k}"]), table) for k in range(segments)]
 
 
 def value_parts(dictionaries: Mapping[int, bytes]) -> dict[str, Part]:
