@@ -694,6 +694,19 @@ def test_a_refused_first_transition_changes_nothing(disk: bool, tmp_path: Path) 
     buffer.close()
 
 
+def test_a_refused_text_does_not_stay_among_transitions_that_wait_for_their_stack() -> None:
+    buffer, texts = ours.ReplayBuffer(9), [rows(["a"]), rows(["\ud800"]), rows(["b"])]
+    for text in texts:
+        obs = Batch()
+        obs.image, obs.text = np.zeros((1, 4, 20, 20), np.uint8), text  # nothing moves, so its frames are unknown
+        if text is texts[1]:
+            with pytest.raises(ValueError, match=r"obs\.text: .* no UTF-8"):
+                buffer.add(alone(obs, obs), [0])
+        else:
+            buffer.add(alone(obs, obs), [0])
+    assert len(buffer) == 2 and buffer[[0, 1]].obs.text.tolist() == ["a", "b"]
+
+
 def test_rows_of_another_dtype_are_refused_and_empty_ones_are_not() -> None:
     nothing, tokens = np.array([]), np.arange(3)
     pairs: list[tuple[Any, Any]] = [(nothing, tokens), (tokens, np.zeros(2)), (np.zeros(2), np.zeros(2, np.float16))]

@@ -293,6 +293,9 @@ class WholeTransitions:
         before, after, _, _, terminated, truncated, where = rows
         if self._writer is not None:
             return self._writer.write(*rows)
+        for name, finder in self._finders.items():
+            for part in (before, after):  # what the store would refuse must not wait for it
+                finder.whole.field().rows(f"obs.{name}" if name else "obs", part[name], len(where))
         first, true = ~self._pending_ends.follows(before, where), ~terminated | self._ends_are_true
         for name, finder in self._finders.items():
             finder.look(before[name], after[name], first, true)
