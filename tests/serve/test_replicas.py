@@ -161,6 +161,8 @@ def test_a_shard_says_why_it_is_not_restored(
             monkeypatch.setattr(shard_process, "RESTART_S", 0.0)
             wait_until(lambda: "row_dictionary:unknown" in caplog.text)
             assert len(first.store) == 0 and "no replica, and no steps taken" in caplog.text
+            monkeypatch.setattr(second.keeper, "give", refuse)
+            wait_until(lambda: "out of order" in there.cluster.stats()["shards"][0]["replica_trouble"])
             monkeypatch.setattr(second.keeper, "give", give)
             wait_until(lambda: neighbour.level)
             assert first.store.lane_steps.tolist() == replica.lane_steps.tolist()

@@ -261,6 +261,10 @@ class Neighbour:
                 self.trouble = str(error)
                 if gone() or time.monotonic() > deadline:
                     raise
+            except Exception as error:
+                if self._made_level != self._link.connections:  # otherwise it is of ``act``
+                    self.trouble = f"{type(error).__name__}: {error}"
+                raise
             time.sleep(RETRY_S)
 
     def _sent(self, segments: Sequence[Copy], durable: bool = False, deleted: Ints | None = None) -> list[int]:
