@@ -27,6 +27,7 @@ def shard(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Link]]:
     """A shard's process, whose standard error is a pipe that nobody reads, and a connection to it."""
     settings = asdict(ShardPlan(1, folder, capacity=1000).settings(SPEC)[0])
     slow = "from sharpwave.serve import log_lines; log_lines.EVERY_S = 1e9; "  # no more lines on a slow machine
+    slow += "from sharpwave.serve.shard_views import ShardViews; ShardViews.set_credit = 3; "  # a bug
     process = subprocess.Popen(
         [sys.executable, "-c", slow + COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -44,9 +45,9 @@ def shard(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Link]]:
 
 
 def fails(link: Link, view: int) -> None:
-    """Send a request that no client of ours sends, and that nothing in a shard expects."""
+    """Send a request that the shard fails at."""
     with pytest.raises((RuntimeError, TypeError)):
-        link.call(Request.CREDIT, {"view": view, "inserts": []})
+        link.call(Request.CREDIT, {"view": view, "inserts": 1})
 
 
 def test_failed_requests_are_a_line_each_and_few(tmp_path: Path) -> None:

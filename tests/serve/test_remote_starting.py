@@ -191,10 +191,12 @@ def test_malformed_columns_of_views_are_refused(tmp_path: Path) -> None:
             {"sampler": {"kind": "Prioritized", "alpha": 0.6, "eps": 1e-6, "by": "absent"}},
             {"sampler": {"kind": "Prioritized", "alpha": 0.6, "eps": 1e-6, "by": ["score"]}},
             {"sampler": {"kind": "Prioritized", "by": "late"}, "column": {"name": "late", "field": 3}},
-            {"sampler": {"kind": "Prioritized", "by": "late"}, "column": {"name": 3, "field": {}}},
             {"sampler": {"kind": "Prioritized", "by": "late"}, "column": "late"},
             {"sampler": {"kind": "Uniform", "by": "score"}},
         ):  # fmt: skip
             with pytest.raises(ValueError, match=r"by=|column|view|sampler"):
                 link.call(Request.VIEW, asked | given)
+        no_name = {"sampler": {"kind": "Prioritized", "by": "late"}, "column": {"name": 3, "field": {}}}
+        with pytest.raises(sw.ShardLostError, match="closed the connection"):
+            link.call(Request.VIEW, asked | no_name)
         assert not there.stores[0].columns
