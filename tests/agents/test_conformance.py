@@ -41,6 +41,7 @@ class TestDQN(AgentSuite):
         return DQN(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestPrioritizedDQN(AgentSuite):
     """With all its options: averaged, dueling, three steps, soft targets, a falling learning rate."""
 
@@ -53,6 +54,7 @@ class TestPrioritizedDQN(AgentSuite):
         return DQN(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestSoftmaxDQN(AgentSuite):
     """Its actions are two switches."""
 
@@ -66,6 +68,7 @@ class TestSoftmaxDQN(AgentSuite):
         return DQN(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestDQNOverImages(AgentSuite):
     """Standardized, with numbers and categories beside them; actions are counted from 2."""
 
@@ -107,6 +110,7 @@ class TestIQN(AgentSuite):
         return Rainbow(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestQR(AgentSuite):
     """Noisy, with actions counted from 2 and soft target updates."""
 
@@ -286,6 +290,7 @@ class TestR2D2(AgentSuite):
         return R2D2(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestR2D2WithAGRU(AgentSuite):
     """Sampled uniformly and without burn-in, over images, numbers and categories; actions are counted from 2."""
 

@@ -152,6 +152,7 @@ def test_the_plain_buffer_keeps_the_newest_and_counts_shared_frames_once():
     assert 7 * 84 * 84 < buffer.nbytes() < 8 * 84 * 84
 
 
+@pytest.mark.slow
 def test_vector_lanes_give_what_the_emulator_stacks():
     lanes, env = VectorLanes(2), AtariFrames("pong", 2, AtariSettings())
     rng = np.random.default_rng(0)

@@ -227,6 +227,7 @@ def test_an_address_that_is_in_use_is_refused_before_shards_are_started(tmp_path
     assert os.listdir(tmp_path) == ["cluster.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="clients use unix sockets")
 def test_clients_go_on_when_the_service_was_killed_and_is_started_again(tmp_path: Path) -> None:
     arguments = ["--disk", str(tmp_path / "d"), "--capacity", "1e4", "--listen", f"unix:{tmp_path}/s"]

@@ -166,6 +166,7 @@ def test_a_store_that_is_open_here_says_what_to_call(tmp_path: Path) -> None:
         assert len(opened) == 9
 
 
+@pytest.mark.slow
 def test_the_second_of_two_processes_learns_how_to_read_the_first_ones_store(tmp_path: Path) -> None:
     store = made(tmp_path / "store")
     append(store, range(10))

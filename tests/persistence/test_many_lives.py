@@ -250,6 +250,7 @@ def test_a_lane_goes_on_behind_its_last_step_though_that_has_left(
     store.close()
 
 
+@pytest.mark.slow
 def test_a_full_store_of_mixed_regions_loses_no_more_than_it_must(tmp_path: Path) -> None:
     """Merged regions hold old segments and new ones: to let segments go until one is empty would let most go."""
     limit = 8 * REGION

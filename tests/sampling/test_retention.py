@@ -37,6 +37,7 @@ def held(store: sw.Store) -> list[int]:
 # trap 7: k of n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "n", "lanes"),
     [

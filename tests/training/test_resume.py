@@ -237,6 +237,7 @@ def test_where_none_is_whole_that_is_said(cartpole, tmp_path):
     assert sorted(path for path in damaged.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_says_so_and_goes_on_with_more_steps(cartpole, tmp_path):
     ended = tmp_path / "ended"
     shutil.copytree(cartpole, ended)

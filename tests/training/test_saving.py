@@ -149,6 +149,7 @@ class FillsAt(Callback):
         self.episodes, self.last = metrics["episodes"], metrics
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_altogether_loses_no_good_checkpoint(tmp_path):
     folder, _ = run("cartpole", CARTPOLE, tmp_path / "run", console(io.StringIO()))
     before = {path: path.read_bytes() for path in (folder / "checkpoints").rglob("*") if path.is_file()}

@@ -27,6 +27,7 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 if CHROMIUM is None or DRIVER is None:
     pytest.skip("needs Chromium: apt-get install chromium chromium-driver", allow_module_level=True)
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: install the extra test")
+pytestmark = pytest.mark.slow
 ARROW_DOWN, ARROW_LEFT, ARROW_RIGHT, END, ENTER = "\ue015", "\ue012", "\ue014", "\ue010", "\ue007"
 """Keys, as WebDriver has them."""
 
@@ -219,7 +220,6 @@ def test_frames_are_shown_as_loading_until_they_are_there(page: Any, monkeypatch
         browser.execute_cdp_cmd("Network.disable", {})
 
 
-@pytest.mark.slow
 def test_q_values_of_a_run_are_computed_on_request(browser: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     run = trained("cartpole", tmp_path / "run", steps=600, warmup_steps=200, hidden_units=16)
@@ -415,7 +415,6 @@ def test_a_live_list_keeps_its_choice(browser: Any, tmp_path: Path) -> None:
             assert "pick=2" in browser.current_url and not complaints(browser)
 
 
-@pytest.mark.slow
 def test_versions_are_listed_compared_and_missed_when_they_are_deleted(browser: Any, tmp_path: Path) -> None:
     with sw.Store(SPEC, capacity=2000, disk=tmp_path / "store", segment_steps=16) as store:
         writer = Writer(store)
