@@ -132,12 +132,16 @@ class LateTaker:
         return known[1]
 
 
+class MixedColumnError(ValueError):
+    """Shards sent values of one column for a batch, but of several dtypes or shapes."""
+
+
 def add_column(batch: Any, name: str, field: Field) -> None:
-    """Add a column to a batch, without values, unless it has it.  Raises: ValueError: it has another one."""
+    """Add a column to a batch, without values, unless it has it.  Raises: MixedColumnError: it has another one."""
     if name in batch.fields:
         if not fits(batch, name, field):
             array, inner = batch.fields[name], batch.fields[name + WRITTEN].ndim
-            raise ValueError(
+            raise MixedColumnError(
                 f"sample: column {name!r} is {array.dtype} {list(array.shape[inner:])} in one shard and {field.dtype} "
                 f"{list(field.shape)} in another; drop it in one of them"
             )

@@ -15,7 +15,7 @@ from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
 from sharpwave.native.forks import follow
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described
-from sharpwave.serve.late_values import Columns
+from sharpwave.serve.late_values import Columns, MixedColumnError
 from sharpwave.serve.link import RETRY_S, ShardLostError
 from sharpwave.serve.members import Members
 from sharpwave.serve.remote_batches import KEEPS, BatchFields, PlannedBatch, RemoteBatches
@@ -310,6 +310,11 @@ class RemoteReplay(Generic[B]):
 
     def _next(self, plans: deque[PlannedBatch], draw: Drawing) -> BatchTarget:
         """Return the next batch, of ``plans`` or a new one."""
+        for _ in range(len(plans)):
+            try:
+                return _reached(lambda left: self._first(plans, draw._replace(timeout=left)), draw.timeout)
+            except MixedColumnError:  # asked for while another client dropped the column and added another one
+                continue
         return _reached(lambda left: self._first(plans, draw._replace(timeout=left)), draw.timeout)
 
     def _first(self, plans: deque[PlannedBatch], draw: Drawing) -> BatchTarget:
