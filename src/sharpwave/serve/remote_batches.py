@@ -27,8 +27,7 @@ from sharpwave.serve.wire import Frame, Request, WireError, array_in
 from sharpwave.validation import Missing
 from sharpwave.views.batch_source import MAX_LAYOUTS, BatchSource
 from sharpwave.views.layout import BatchTarget
-from sharpwave.views.replay import Replay, flat_names
-from sharpwave.views.stored_steps import StoredSteps
+from sharpwave.views.replay import flat_names
 
 Ints = npt.NDArray[np.int64]
 
@@ -138,8 +137,8 @@ class RemoteBatches:
     """Batches of one view of all shards, each requested and then collected.
 
     Args:
-        parts: the view in each shard. ``shape``: the view of an empty store of the same spec, which defines the layout
-            of batches.
+        parts: the view in each shard. ``source``: of its batches, of an empty store of the same spec; ``lending``: that
+            store's lock, under which it lends memory.
         seed: of the draws. ``columns``: later columns that every batch has, by name; the owner adds some.
 
     Attributes:
@@ -147,16 +146,16 @@ class RemoteBatches:
         fields: of the spec. ``whole``: all of them, as batches have them.
     """
 
-    def __init__(self, parts: ShardParts, shape: Replay[Any], seed: int, columns: Columns) -> None:
-        self._of, self.whole = parts, BatchFields(None, shape.source, {})
+    def __init__(self, parts: ShardParts, source: BatchSource, lending: Any, seed: int, columns: Columns) -> None:
+        self._of, self.whole = parts, BatchFields(None, source, {})
         self._chosen: deque[BatchFields] = deque(maxlen=MAX_LAYOUTS)  # that batches had lately
         self._heard: Columns = {}  # that other clients added, by what shards said
         self._seed, self._rng = seed, np.random.default_rng([seed, 0])
         self._in_shared_memory = all(link.is_local for link in parts.links.values())
         self._renew()
-        self._spec, self._columns = shape.source.log.spec, columns
-        self._late = LateTaker(shape.source.log.late)
-        self._lending = shape.lock  # of the empty store
+        self._spec, self._columns = source.log.spec, columns
+        self._late = LateTaker(source.log.late)
+        self._lending = lending
         self._decoding = InterruptLock()  # kernels are not interrupted, nor their compiler
         self.fields = list(self._spec.fields.values())
         precede(self)
@@ -204,8 +203,7 @@ class RemoteBatches:
 
     def _names(self, fields: Sequence[str]) -> frozenset[str]:
         late = [part for name in {**self._heard, **self._columns} for part in (name, name + WRITTEN)]
-        after = self.whole.source.view.kind != StoredSteps.kind
-        return flat_names(fields, self._spec, [*self._spec.fields, *late], after)
+        return flat_names(fields, self._spec, [*self._spec.fields, *late], self._of.after)
 
     def submitted(self, batch_size: int, fields: BatchFields | None = None) -> PlannedBatch:
         """Ask the shards for their shares of a batch; ``fields``: by default all.  Raises: EmptyError, MemoryError."""

@@ -112,7 +112,7 @@ class RemoteReplay(Generic[B]):
         by = getattr(self.sampler, "by", None)  # no setting of a view elsewhere: a checkpoint opens with another
         whole = dict(asked) | {"sampler": described(self.sampler) | ({} if by is None else {"by": by})}
         self._of = ShardParts(shards, whole, limiter, self.view.kind != TRANSITIONS)
-        self._batches = RemoteBatches(self._of, shape, seed, columns)
+        self._batches = RemoteBatches(self._of, shape.source, shape.lock, seed, columns)
         self._plans: deque[PlannedBatch] = deque()  # asked for ahead
         self._left: deque[PlannedBatch] = deque()  # requested by streams that were freed
         self._unused: deque[BatchTarget] = deque()  # drawn for blends
@@ -310,12 +310,14 @@ class RemoteReplay(Generic[B]):
 
     def _next(self, plans: deque[PlannedBatch], draw: Drawing) -> BatchTarget:
         """Return the next batch, of ``plans`` or a new one."""
-        for _ in range(len(plans)):
+        ahead = len(plans)
+        while True:
             try:
                 return _reached(lambda left: self._first(plans, draw._replace(timeout=left)), draw.timeout)
             except MixedColumnError:  # asked for while another client dropped the column and added another one
-                continue
-        return _reached(lambda left: self._first(plans, draw._replace(timeout=left)), draw.timeout)
+                if not ahead:
+                    raise
+                ahead -= 1
 
     def _first(self, plans: deque[PlannedBatch], draw: Drawing) -> BatchTarget:
         """Return the first of ``plans`` that can be filled, once ``lookahead`` others are asked for."""

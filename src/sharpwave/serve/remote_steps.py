@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from sharpwave.serve.late_values import Columns
-from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
 from sharpwave.serve.remote_batches import RemoteBatches
 from sharpwave.serve.remote_ids import checked_steps
@@ -22,18 +20,14 @@ from sharpwave.views.view import STEPS
 class StepParts(ShardParts):
     """The steps of each shard, of which no view is made."""
 
-    lacks = "was evicted or deleted"
+    lacks, after = "was evicted or deleted", False
 
     def __init__(self, members: Members) -> None:
         super().__init__(members, {"max_times_sampled": None}, None, False)
 
     def ensure(self, number: int) -> ShardPart:
         """Connect to a shard; return its part.  Raises: ShardLostError."""
-        links = self.links
-        if number not in links:
-            raise ShardLostError("shard: gone")
-        links[number].connect()
-        return self.known.setdefault(number, ShardPart(links[number]))
+        return self.connected(number)
 
     def head(self, shard: ShardPart) -> dict[str, Any]:
         """Return the head of a request: without a view."""
@@ -53,7 +47,7 @@ def fetched_steps(
     members.renew()
     parts, tag = StepParts(members), Tag(local._log.tag, STEPS)
     ids, incarnations = checked_steps("fetch", given, shards, tag, parts.links.values())
-    shape: Any = SimpleNamespace(source=StepSource(local._log, tag), lock=local._lock)
-    batches = RemoteBatches(parts, shape, 0, columns)
+    source: Any = StepSource(local._log, tag)
+    batches = RemoteBatches(parts, source, local._lock, 0, columns)
     batch: Batch = batches.fetched(ids, incarnations, batches.of_names(fields), "raise")
     return batch

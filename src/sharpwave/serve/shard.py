@@ -58,7 +58,7 @@ class Shard:
         store._log.ledger.enter("connections", lambda: self.budget.held_bytes)
         self.incarnation = secrets.randbits(62)
         self.views = ShardViews(store, self.intake)
-        self._step_bytes = item_bytes(StepSource(store._log, store._step_tag).view)
+        self._steps = StepSource(store._log, store._step_tag)
         self._answers: dict[int, Callable[[Client, Frame], Reply | None]] = {
             Request.DESCRIBE: self._describe,
             Request.VIEW: self._view,
@@ -211,7 +211,7 @@ class Shard:
         """
         replay = view.replay
         with replay.lock:
-            source = self._source(view, names)
+            source = view.source(self._own(names))
             columns = chosen(source.log.late.columns, names)
             self._note(replay, frame)
             source.items.follow()
@@ -236,7 +236,7 @@ class Shard:
             return self._cut_parts(client, source, target, columns)
 
     def _cut_parts(
-        self, client: Client, source: BatchSource, target: BatchTarget, columns: Mapping[str, LateColumn]
+        self, client: Client, source: BatchSource | StepSource, target: BatchTarget, columns: Mapping[str, LateColumn]
     ) -> Reply:
         """Return the items of a batch, whose rows were cut out, as head and parts of a message."""
         head, parts = late_parts(columns, target.columns)
@@ -249,15 +249,14 @@ class Shard:
         view = self.views.of(frame) if "view" in frame.head else None
         names, ids, store = _names(frame), array_in(frame.parts, "ids", np.int64, -1), self.store
         what = f"a fetch of {len(ids):,} items"
-        each = self._step_bytes if view is None else view.item_bytes
+        each = item_bytes(self._steps.view) if view is None else view.item_bytes
         rows, number = (1, -1) if view is None else (view.rows, view.number)
         client.budget.work(client.holding, len(ids) * sum(each), what)
 
         def fetched(room: RaggedRoom) -> Reply:
             with store._lock:
-                source: Any = StepSource(store._log, store._step_tag) if view is None else self._source(view, names)
-                if view is None and names is not None:
-                    source = source.only(names.intersection(store.spec.fields))
+                own = self._own(names)
+                source = self._steps.only(own) if view is None else view.source(own)
                 columns = chosen(source.log.late.columns, names)
                 late = late_arrays(columns, len(ids), rows)
                 room(sum(one.nbytes for one in late.values()))
@@ -275,13 +274,13 @@ class Shard:
         head, parts = self._in_room(client, what, fetched)
         return ({} if view is None else self._said(view)) | head, parts
 
-    def _source(self, view: ShardView, names: frozenset[str] | None) -> BatchSource:
-        """Return the source of batches with the fields of these names; columns added later are read apart."""
-        return view.source(None if names is None else names.intersection(self.store.spec.fields))
+    def _own(self, names: frozenset[str] | None) -> frozenset[str] | None:
+        """Return the names of fields without columns added later, which are read apart."""
+        return None if names is None else names.intersection(self.store.spec.fields)
 
     def _layout(self, view: ShardView, names: frozenset[str] | None, size: int) -> BatchLayout:
         with view.replay.lock:
-            return self._source(view, names).layout(size)
+            return view.source(self._own(names)).layout(size)
 
     def _shared(self, client: Client, layout: BatchLayout, source: BatchSource, frame: Frame) -> Any:
         """Return the target over a batch's blocks of shared memory."""

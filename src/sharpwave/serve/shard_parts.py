@@ -78,10 +78,10 @@ class ShardParts:
 
     Attributes:
         known: parts by shard number. ``limits_uses``: whether an item's uses are limited.
-        lacks: says of an id that there is no such item.
+        lacks: says of an id that there is no such item. ``after``: whether batches have the next observation.
     """
 
-    lacks = "was evicted, or its successor is not known yet"
+    lacks, after = "was evicted, or its successor is not known yet", True
 
     def __init__(self, members: Members, asked: Mapping[str, Any], limiter: Limiter | None, windows: bool) -> None:
         self.members, self._asked, self._limiter, self._windows = members, dict(asked), limiter, windows
@@ -104,8 +104,8 @@ class ShardParts:
         """Latest state of each shard."""
         return [one.state for one in self.known.values()]
 
-    def ensure(self, number: int) -> ShardPart:
-        """Make sure that a shard has the view; return its part.  Raises: ShardLostError."""
+    def connected(self, number: int) -> ShardPart:
+        """Connect to a shard; return its part.  Raises: ShardLostError."""
         self.members.check_open()
         links = self.members.links
         if number >= len(links):
@@ -115,6 +115,12 @@ class ShardParts:
         shard = self.known.get(number)
         if shard is None or shard.link is not link:
             shard = self.known[number] = ShardPart(link)
+        return shard
+
+    def ensure(self, number: int) -> ShardPart:
+        """Make sure that a shard has the view; return its part.  Raises: ShardLostError."""
+        shard = self.connected(number)
+        link = shard.link
         if shard.connection != link.connections:
             seed = int(np.random.SeedSequence([self._asked["seed"], number]).generate_state(1)[0])
             reply = link.call(Request.VIEW, self._asked | {"seed": seed})

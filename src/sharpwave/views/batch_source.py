@@ -20,7 +20,7 @@ from sharpwave.sampling.protocol import Draw, Sampler, as_json, check_sampler, d
 from sharpwave.validation import Missing
 from sharpwave.views.conditions import Judge
 from sharpwave.views.draws_ahead import Drawn, UnusedDraws
-from sharpwave.views.filling import fill_target
+from sharpwave.views.filling import fill_target, lend_held
 from sharpwave.views.ids import Tag
 from sharpwave.views.items import Items, Undo, Uses
 from sharpwave.views.layout import BatchLayout, BatchTarget
@@ -327,20 +327,9 @@ class BatchSource:
         return target.batch
 
     def lend_for(self, ids: Ints) -> tuple[BatchTarget, Bools]:
-        """Lend memory for a batch of the items among ``ids`` that are held, which ``fill`` fills; return it, and which
-        these are.
-
-        Raises: MemoryError.
-        """
+        """Lend memory for a batch of the items among ``ids``, as ``lend_held``, for ``fill``."""
         self.follow()
-        _, before = self.items.resolve(ids)
-        while True:
-            target = self.lend_once(int(np.count_nonzero(before)))
-            items, there = self.items.resolve(ids)  # steps may have been evicted for the room
-            if np.array_equal(there, before):
-                target.draw.items[:] = items[there]
-                return target, there
-            before = there
+        return lend_held(ids, self.items.resolve, self.lend_once)
 
     def fill(self, target: BatchTarget) -> None:
         """Fill a batch for its items, all present; or cut their rows out, with ``target.cutter``.

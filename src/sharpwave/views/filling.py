@@ -1,22 +1,39 @@
-"""Filling of a batch's memory, a part at a time where ``ram`` holds only some of its segments."""
+"""Memory of batches of given items, and its filling, a part at a time where ``ram`` holds only some of its segments."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
 from sharpwave.errors import DamagedError
+from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.layout import BatchTarget
 from sharpwave.views.view import View
 
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
 
-Ints = npt.NDArray[np.int64]
+def lend_held(
+    ids: Ints, resolve: Callable[[Ints], tuple[Ints, Bools]], lend: Callable[[int], BatchTarget]
+) -> tuple[BatchTarget, Bools]:
+    """Lend memory for a batch of the items among ``ids`` [n] that are held; return it, and which these are, bool [n].
+
+    Args:
+        resolve: returns the items of ids, and which of them are held. ``lend``: lends memory for so many items.
+
+    Raises: MemoryError.
+    """
+    _, before = resolve(ids)
+    while True:
+        target = lend(int(np.count_nonzero(before)))
+        items, there = resolve(ids)  # memory for the batch may have evicted some
+        if np.array_equal(there, before):
+            target.draw.items[:], target.ids[:] = items[there], ids[there]
+            return target, there
+        before = there
 
 
 def fill_target(log: StepLog, view: View[Any], target: BatchTarget, filler: core.Filler | None = None) -> None:

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
+from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
+from sharpwave.ragged import Ragged
 from sharpwave.views.batch import Batch
 from sharpwave.views.batch_source import MAX_LAYOUTS
-from sharpwave.views.filling import fill_target
+from sharpwave.views.filling import fill_target, lend_held
 from sharpwave.views.ids import Tag
 from sharpwave.views.layout import Arrays, BatchLayout, BatchTarget
 from sharpwave.views.step_views import HERE, NUMBERS, NStep, empty_rows, numbers
 
-if TYPE_CHECKING:
-    from sharpwave.log.step_log import StepLog
-    from sharpwave.ragged import Ragged
-
-Ints = npt.NDArray[np.int64]
-
 
 class StoredSteps(NStep):
-    """View of single steps with no successor: it finds no items, but fills a batch of those that it is given."""
+    """View of single steps with no successor: it finds no items, but fills a batch of given ones.
+
+    Args:
+        late: whether columns added later are columns of batches.
+    """
 
     kind = "fetch"
     places_arrays = True
 
-    def __init__(self) -> None:
+    def __init__(self, log: StepLog, late: bool = True) -> None:
         super().__init__(1, 1.0)
+        self.late = late
+        self.bind(log)
 
     def take_columns(self) -> None:
         super().take_columns()
@@ -97,8 +97,7 @@ class StepFetcher:
             self._kept.clear()
             self._version = self._log.late.version
         if (names, count) not in self._kept:
-            view = StoredSteps()
-            view.bind(self._log)
+            view = StoredSteps(self._log)
             if names is not None:
                 view = view.only(names)
             if len(self._kept) == MAX_LAYOUTS:
@@ -108,41 +107,29 @@ class StepFetcher:
 
 
 class StepSource:
-    """Source of batches of single steps for learners elsewhere, whose columns added later are read apart.
+    """Source of batches of single steps for learners elsewhere, without columns added later, which are read apart.
+
+    The store's lock is held.
 
     Either end of a connection has one: the shard's fills them, the learner's, of an empty store, decodes them.
     """
 
     def __init__(self, log: StepLog, tag: Tag, view: StoredSteps | None = None) -> None:
-        if view is None:
-            view = StoredSteps()
-            view.late = False
-            view.bind(log)
-        self.log, self.tag, self.view = log, tag, view
+        self.log, self.tag, self.view = log, tag, view or StoredSteps(log, late=False)
 
-    def only(self, names: frozenset[str]) -> StepSource:
-        """Return a source of batches with these fields only."""
-        return StepSource(self.log, self.tag, self.view.only(names))
+    def only(self, names: frozenset[str] | None) -> StepSource:
+        """Return a source of batches with these fields only; ``None``: with all."""
+        return self if names is None else StepSource(self.log, self.tag, self.view.only(names))
 
     def lend_once(self, batch_size: int) -> BatchTarget:
         """Lend memory for a batch.  Raises: MemoryError."""
         layout = BatchLayout(self.view.columns(), self.view.scratch_rows, batch_size)
         return layout.over(self.log.batches.lend(layout.sizes, layout.roots, layout.work_bytes), self.view, self.tag)
 
-    def lend_for(self, ids: Ints) -> tuple[BatchTarget, npt.NDArray[np.bool_]]:
-        """Lend memory for the steps among ``ids`` that are held; return it, and which these are.  Raises: MemoryError.
-
-        The store's lock is held.
-        """
+    def lend_for(self, ids: Ints) -> tuple[BatchTarget, Bools]:
+        """Lend memory for a batch of the steps among ``ids``, as ``lend_held``."""
         self.log.check_open()
-        _, before = self.log.late.held(ids)
-        while True:
-            target = self.lend_once(int(np.count_nonzero(before)))
-            items, there = self.log.late.held(ids)  # memory for the batch may have evicted some
-            if np.array_equal(there, before):
-                target.draw.items[:], target.ids[:] = items[there], ids[there]
-                return target, there
-            before = there
+        return lend_held(ids, self.log.late.held, self.lend_once)
 
     def fill(self, target: BatchTarget) -> None:
         """Cut the rows of a batch out.  Raises: as ``fill_target``."""
