@@ -74,18 +74,19 @@ class Compaction:
         """Return whether there is room for ``need()`` bytes, with a note of evictions, making it if that takes no
         eviction. A copy changes what the newest region lacks.  Raises: OSError."""
         budget, regions = self.disk.budget, self.disk.regions
-        before = regions.next_number
-        if budget.crowded(need()):
+        before, size = regions.next_number, need()
+        if budget.crowded(size):
             return False
-        if not regions.room_for(need()):  # a new region will be needed
+        if not regions.room_for(size):  # a new region will be needed
             with contextlib.suppress(OSError):
                 while self.merge():
                     pass
-            while not regions.room_for(need()) and budget.wasteful and self.compact(before=before):
+            while not regions.room_for(size := need()) and budget.wasteful and self.compact(before=before):
                 pass
-        while not budget.room_for(need()):
+        while not budget.room_for(size):
             if not (self.compact(before=before) if budget.compacts else budget.fragmented and self._try(before)):
                 return False
+            size = need()
         return True
 
     def tidy(self, left_out: frozenset[int]) -> None:
