@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
 from sharpwave.disk.disk_budget import DiskBudget, Occupancy, region_bytes
 from sharpwave.disk.region_files import FULL, Needed, RegionFiles
 from sharpwave.disk.region_notes import MAX_IDS, Evicted, Evictions, StepEnds, pack_ends, pack_evicted
@@ -49,7 +49,7 @@ class Claims(Protocol):
     def evicted(self) -> Evicted:
         """Return the retention's threshold and the counts of evictions, without ids."""
 
-    def unsealed(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def unsealed(self, slots: Ints) -> Bools:
         """Return which of ``slots`` [n] hold no sealed segment."""
 
     def shared_values(self, id_: int) -> Needed:
@@ -235,7 +235,7 @@ class DiskTier:
             with contextlib.suppress(OSError):  # retried before the next record
                 self.note(always=True)
 
-    def _told_by(self, numbers: list[int]) -> npt.NDArray[np.int64]:
+    def _told_by(self, numbers: list[int]) -> Ints:
         """Return the ids of evicted segments that only notes in regions ``numbers`` record.
 
         Ids that a sealed segment replaces are left out.
@@ -254,7 +254,7 @@ class DiskTier:
         if self.ends.rest_on(numbers):
             self.note_ends()
 
-    def clear(self, ends: npt.NDArray[np.int64]) -> None:
+    def clear(self, ends: Ints) -> None:
         """Delete every region but a new one, which notes ids, lanes and evictions. Nothing is held any more.
 
         Args:
@@ -288,7 +288,7 @@ class DiskTier:
         """Bytes that a note of all news takes in a file."""
         return space(Evicted().nbytes + 8 * len(self.evictions.pending)) if self._has_news else 0
 
-    def note(self, always: bool = False, again: npt.NDArray[np.int64] = NO_IDS) -> None:
+    def note(self, always: bool = False, again: Ints = NO_IDS) -> None:
         """Write a note of evictions and of the reserved generations, for opening.
 
         Writes nothing if nothing changed, unless ``always``.  Raises: OSError; the evictions are in the next note.
@@ -311,7 +311,7 @@ class DiskTier:
             self.note_ends()
             self._ends_due = False
 
-    def note_ends(self, ends: npt.NDArray[np.int64] | None = None) -> None:
+    def note_ends(self, ends: Ints | None = None) -> None:
         """Write a note of the ends of the lanes' step numbers: as the files show, or beyond them ``ends`` [lanes].
 
         Writes nothing if the files show ``ends`` already.  Raises: OSError.

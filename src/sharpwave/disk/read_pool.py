@@ -13,13 +13,10 @@ import zlib
 from queue import SimpleQueue
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.native import core
 from sharpwave.native.file_operations import Files
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 SLOT, DESCRIPTOR, DIRECT, OFFSET, BASE, NBYTES = range(core.READ_COLUMNS)
 """Columns of a read: the slot; the file's descriptor, and that for direct reads; the offset in the file;

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Int32s, Ints
 from sharpwave.codecs.shared import IS_SHARED, KEY_BYTES, RECORD_BYTES, bytes_of, number_of, text_of
 from sharpwave.disk.region_scan import Scan, scan_region
 from sharpwave.disk.store_folder import ANEW
@@ -484,7 +484,7 @@ class RegionFiles:
             return None
         return Record(number, kind, id_, sequence, column, offset, nbytes), payload
 
-    def descriptors(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    def descriptors(self, numbers: Int32s) -> Ints:
         """Return [n, 2]: each region's descriptor, and that for direct reads; -1: none."""
         different, which = np.unique(numbers, return_inverse=True)
         regions = [self.regions.get(number) for number in different.tolist()]

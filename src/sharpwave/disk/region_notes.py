@@ -14,15 +14,13 @@ from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.spec import TERMINATED, TRUNCATED, Spec
 from sharpwave.validation import MAX_LANES
-
-Ints = npt.NDArray[np.int64]
 
 EVICTED_MAGIC = b"GONE"
 EVICTED = struct.Struct("<4sIdQQ")  # magic, 0, threshold, evicted segments, dropped steps; then ids; 32

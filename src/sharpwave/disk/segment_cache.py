@@ -12,8 +12,8 @@ import copy
 import time
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Int32s, Ints
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.read_pool import BASE, DESCRIPTOR, DIRECT, NBYTES, OFFSET, SLOT, Readers
 from sharpwave.format.segment import CHECKSUM, FIRST_FIELD
@@ -21,9 +21,6 @@ from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-
-Ints = npt.NDArray[np.int64]
-Int32s = npt.NDArray[np.int32]
 
 CANDIDATES = 4
 """Number of oldest chunks of which the one with the fewest pinned segments is freed."""
@@ -231,10 +228,10 @@ class SegmentCache:
         self.bytes_read += int(reads[:, NBYTES].sum())
         return len(slots) if count == found else int(where[count])
 
-    def reads_apart(self, slots: Ints, columns: int) -> npt.NDArray[np.bool_]:
+    def reads_apart(self, slots: Ints, columns: int) -> Bools:
         """Return of which segments ``require`` reads some ``columns`` only, if they are not cached."""
         _, sizes, chosen = self._ranges(slots, np.full(len(slots), columns))
-        found: npt.NDArray[np.bool_] = self.apart[slots] & (self._state[slots] != DAMAGED)
+        found: Bools = self.apart[slots] & (self._state[slots] != DAMAGED)
         found &= (sizes > CHECKSUM.size).all(axis=0)  # a stranger's header may promise checksums that there are not
         found &= MAX_SHARE * (sizes * chosen).sum(axis=0) <= self.index.nbytes[slots]
         return found
@@ -246,7 +243,7 @@ class SegmentCache:
         _, sizes, _ = self._ranges(slots, np.zeros(1, np.int64))
         return int(sizes[0, 0] if self.reads_apart(slots, 0)[0] else self.index.nbytes[slot])
 
-    def _ranges(self, slots: Ints, columns: Ints) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    def _ranges(self, slots: Ints, columns: Ints) -> tuple[Ints, Ints, Bools]:
         """Return the begins in a segment of what precedes the fields' columns and of each of these, their sizes, and
         which of them ``columns`` [n] need: [parts, n] each."""
         index = self.index
@@ -301,7 +298,7 @@ class SegmentCache:
         self._enter(read)
         return len(read) == len(slots)
 
-    def _read_ranges(self, slots: Ints, bases: Ints, columns: Ints) -> npt.NDArray[np.bool_]:
+    def _read_ranges(self, slots: Ints, bases: Ints, columns: Ints) -> Bools:
         """Read ranges of segments to ``bases`` [n] and what follows; return which segments' match their checksums."""
         index, first = self.index, len(self._pins)
         begins, sizes, chosen = self._ranges(slots, columns)

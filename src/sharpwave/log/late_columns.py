@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Bytes, Ints
 from sharpwave.codecs.raw import RAW
 from sharpwave.format.deleted_steps import packed, unpacked
 from sharpwave.json_values import decode, encode
@@ -25,10 +26,6 @@ from sharpwave.memory.segment_index import LEAF_BITS, SegmentIndex
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.spec import Field, Spec
-
-Bytes = npt.NDArray[np.uint8]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 WRITTEN = ".written"
 """Suffix of the name of the column that tells of which steps a late column has values; no late column has a dot."""

@@ -117,7 +117,6 @@ class OpenValues:
     """Buffers of ragged fields' values, by column and slot.
 
     Attributes:
-        addresses: int64 [slots] by column: of the buffer's memory in each slot, for the core; 0 for none.
         names: of the fields.
         share: returns the bytes of memory that a buffer may take, unless it holds one row.
         nbytes: bytes of memory.
@@ -141,7 +140,7 @@ class OpenValues:
         return bool(self._names)
 
     def addresses(self, c: int) -> Ints:
-        """Return the addresses of a column's buffers, int64 [slots]."""
+        """Return the address of a column's buffer in each slot, for the core, int64 [slots]; 0: there is none."""
         slots = self._index.slots
         if len(self._addresses[c]) < slots:
             longer = np.zeros(slots, np.int64)

@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
 from sharpwave.codecs.ragged import check_text
 from sharpwave.errors import DamagedError
@@ -29,8 +30,6 @@ from sharpwave.views.layout import BatchTarget
 from sharpwave.views.step_views import AFTER, StepView
 from sharpwave.views.view import View
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 Sent = dict[tuple[int, int], bytes]
 """Dictionaries that a connection has had, by field and place."""
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.log.remote_segments import Copy
 from sharpwave.serve.cluster_folder import LEASES, write_whole
 from sharpwave.serve.replica_content import append_once
@@ -270,7 +270,7 @@ class Intake:
             self._changed.notify_all()
 
 
-def _of_lanes(steps: npt.NDArray[np.int64], first: int, lanes: int) -> npt.NDArray[np.int64]:
+def _of_lanes(steps: Ints, first: int, lanes: int) -> Ints:
     """Return the ``steps`` of so many lanes, of which the last may be none of the store's yet."""
     found = np.zeros(lanes, np.int64)
     there = steps[first : first + lanes]

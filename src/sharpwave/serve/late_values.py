@@ -1,6 +1,6 @@
 """Columns added later, between shards and their clients: values in batches, and values that clients write.
 
-The head of a reply to a draw names the shard's columns, of those that were asked for; each has two parts:
+The head of a reply to a draw names the shard's columns among the fields of the request; each has two parts:
 ``late:NAME``, uint8 [rows, row bytes], and ``written:NAME``, bool [rows]. They are read under the lock under which
 their items are drawn, and lie apart from the batch's own columns: the memory of a batch that was requested before a
 column was added, or dropped, fits its reply. Draws leave the columns' metadata out, whatever its size.
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Bytes, Ints
 from sharpwave.log.late_columns import WRITTEN, LateColumn, LateColumns, described, field_of
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.remote_ids import checked_shards, checked_steps
@@ -29,8 +30,6 @@ from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import without_gradient
 from sharpwave.views.sequences import window_values
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 Columns = dict[str, Field]
 C = TypeVar("C")
 
@@ -342,7 +341,7 @@ def rows_of(values: Bytes, field: Field) -> npt.NDArray[Any]:
     return aligned.view(dtype).reshape(len(values), *field.shape)
 
 
-def _bools(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _bools(values: npt.NDArray[Any]) -> Bools:
     """Return a peer's bools, which may be other bytes than 0 and 1."""
-    made: npt.NDArray[np.bool_] = values.view(np.uint8) != 0
+    made: Bools = values.view(np.uint8) != 0
     return made

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.format.segment import parse, readdressed
 from sharpwave.log.remote_segments import Copy, sealed_after
 from sharpwave.persistence.deletion import delete, free_deleted
@@ -24,7 +25,6 @@ from sharpwave.views.saved_view import SavedView
 
 PART_BYTES = 4 << 20
 """Bytes of segments that are copied at a time."""
-Ints = npt.NDArray[np.int64]
 Segment = tuple[int, int, int, Copy]
 """Lane, first step and slot of a segment, and its content."""
 

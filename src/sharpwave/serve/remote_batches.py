@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Floats, Ints
 from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.log.late_columns import WRITTEN
 from sharpwave.memory.batch_pool import Pool
@@ -28,8 +28,6 @@ from sharpwave.validation import Missing
 from sharpwave.views.batch_source import MAX_LAYOUTS, BatchSource
 from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import flat_names
-
-Ints = npt.NDArray[np.int64]
 
 QUARANTINE_S = 120.0
 """Seconds for which memory is not used again that a lost shard may still be writing to."""
@@ -56,7 +54,7 @@ class Share:
     shard: int
     begin: int
     end: int
-    points: npt.NDArray[np.float64]
+    points: Floats
     probability: float
     link: Link | None = None
     connection: int = 0
@@ -98,8 +96,9 @@ class PlannedBatch:
         size: number of items. ``fields``: that it has.
         target: its memory; ``None`` until it has some. ``shared``: blocks of that memory that shards on this machine
             write to.
-        shares: requested shares. ``came``: received ones. ``lacks``: shares whose shards had too few items, to be
-            requested again. ``deletions``: of the client, when it was requested.
+        shares: that are awaited. ``received``: shares. ``lacks``: shares whose shards had too few items, to be
+            requested again.
+        deletions: of the client, when it was requested.
     """
 
     size: int
@@ -107,7 +106,7 @@ class PlannedBatch:
     target: BatchTarget | None = None
     shared: list[Any] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
-    came: list[Share] = field(default_factory=list)
+    received: list[Share] = field(default_factory=list)
     lacks: list[Share] = field(default_factory=list)
     deletions: int = 0
 
@@ -308,7 +307,7 @@ class RemoteBatches:
                 self._of.refresh()
                 if not keeps:  # the whole batch again, from the remaining shards, into other memory
                     fresh = self.submitted(plan.size, plan.fields)
-                    plan.target, plan.shared, plan.shares, plan.came = fresh.target, fresh.shared, fresh.shares, []
+                    plan.target, plan.shared, plan.shares, plan.received = fresh.target, fresh.shared, fresh.shares, []
                     continue
                 if wait is not None:
                     wait(plan.lacking)
@@ -327,7 +326,7 @@ class RemoteBatches:
         target = plan.target
         assert target is not None
         shards = np.empty(len(target.ids), np.int64)
-        for share in plan.came:
+        for share in plan.received:
             target.draw.probabilities[share.begin : share.end] *= share.probability
             shards[share.begin : share.end] = share.incarnation
         self.whole.source.items.weigh(target.draw, beta)
@@ -454,7 +453,7 @@ class RemoteBatches:
             vars(rows).update(vars(before.ragged[name]))
         for name in before.batch.fields.keys() - target.batch.fields.keys():
             target.batch.fields[name] = before.batch.fields[name]
-        for share in plan.came:
+        for share in plan.received:
             target.part(share.begin, share.end).copy_from(before.part(share.begin, share.end))
 
     def _missing(self, plan: PlannedBatch, wanted: bool = True) -> list[tuple[Share, Exception]]:
@@ -484,7 +483,7 @@ class RemoteBatches:
                         take_ragged(part, reply, self._spec)
                         self._late.take(part, reply)
                 share.incarnation = link.incarnation
-                plan.came.append(share)
+                plan.received.append(share)
             except ShardLostError as error:
                 self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.target))  # it may still write there
                 self._of.lost(share.shard)
@@ -510,7 +509,7 @@ class RemoteBatches:
             self._missing(plans.popleft(), wanted=False)
 
 
-def divide(masses: npt.NDArray[np.float64], batch_size: int, rng: np.random.Generator) -> list[Share]:
+def divide(masses: Floats, batch_size: int, rng: np.random.Generator) -> list[Share]:
     """Divide a batch by points that are stratified over the sum of ``masses``: one in each of its equal parts.
 
     An item whose shard draws it with probability p is drawn with probability ``share.probability * p``, even if the

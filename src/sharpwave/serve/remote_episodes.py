@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.json_values import decode
 from sharpwave.log.late_columns import WRITTEN, described
 from sharpwave.ragged import Ragged
@@ -20,8 +21,6 @@ from sharpwave.serve.wire import Frame, Part, Request, WireError, array_in
 from sharpwave.spec import Field, Spec
 from sharpwave.views.episodes import SINCE, Episodes, Order, StoredEpisode, Table, joined, places_in
 from sharpwave.views.ids import Ids, Tag, tagged
-
-Ints = npt.NDArray[np.int64]
 
 AHEAD_BYTES = 4 << 20
 """Bytes of arrays that are read ahead, unless a single episode has more."""
@@ -58,7 +57,7 @@ class RemoteReader:
         """Return the ids of steps."""
         return tagged(self._one(EpisodeArray(IDS), first, count), self._tag)
 
-    def flags(self, first: int, count: int) -> npt.NDArray[np.uint8]:
+    def flags(self, first: int, count: int) -> Bytes:
         """Return the flags of steps."""
         return np.asarray(self._one(EpisodeArray(FLAGS), first, count))
 

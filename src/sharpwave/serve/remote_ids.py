@@ -7,13 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.views.ids import Tag, tag_of
 from sharpwave.views.replay import checked_ids, on_host
-
-Ints = npt.NDArray[np.int64]
 
 IDS_ALONE = (
     "ids alone do not say which shard they are of, nor whether it began anew since; pass the batch itself, or "

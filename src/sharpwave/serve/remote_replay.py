@@ -29,7 +29,6 @@ from sharpwave.views.replay import Replay, check_stream, checked_errors
 
 B = TypeVar("B", bound=Arrays)
 T = TypeVar("T")
-Ints = npt.NDArray[np.int64]
 
 LOOK_S = 0.005
 """Pause between looks at the shards while a batch waits."""

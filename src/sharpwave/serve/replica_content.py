@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.errors import DuplicateError
 from sharpwave.format.segment import parse
 from sharpwave.log.late_columns import described, field_of
@@ -26,7 +27,6 @@ PART_BYTES = 4 << 20
 """Bytes of segments a request, while one store is brought up to another."""
 RUNS = 1 << 14
 """Runs of deleted steps that are sent, or deleted, at a time."""
-Ints = npt.NDArray[np.int64]
 PIECE_BYTES = 1 << 19
 """Bytes of values and places of a message: less than clients send, so what one shard took its neighbor takes."""
 PLACE_BYTES = 16

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sharpwave.arrays import Ints
 from sharpwave.log.late_columns import described
 from sharpwave.log.remote_segments import Copy
 from sharpwave.serve.cluster_folder import write_whole
@@ -19,7 +20,6 @@ from sharpwave.serve.link import RETRY_S, Link, ShardLostError
 from sharpwave.serve.replica_content import (
     END,
     RUNS,
-    Ints,
     agree,
     checked_columns,
     delete_runs,

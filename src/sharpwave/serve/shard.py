@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Floats
 from sharpwave.errors import EmptyError
 from sharpwave.format.segment import FIRST_FIELD
 from sharpwave.log.late_columns import LateColumn, described
@@ -34,7 +34,6 @@ from sharpwave.views.layout import BatchLayout, BatchTarget
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 from sharpwave.views.stored_steps import StepSource
 
-Points = npt.NDArray[np.float64]
 FREE_SHARE = 0.25
 """Share of the budget beyond which memory of batches that were sent is released."""
 ATTEMPTS = 8
@@ -200,7 +199,7 @@ class Shard:
         frame: Frame,
         view: ShardView,
         names: frozenset[str] | None,
-        points: Points,
+        points: Floats,
         begin: int,
         layout: BatchLayout | None,
         room: RaggedRoom,

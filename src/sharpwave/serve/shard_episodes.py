@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sharpwave.json_values import encode
 from sharpwave.memory.segment_index import LEAF_MASK
@@ -19,8 +18,6 @@ from sharpwave.serve.wire import Frame, WireError, array_in
 from sharpwave.spec import Field
 from sharpwave.store import Store
 from sharpwave.views.episodes import EpisodeReader, StoredEpisode, ages
-
-Ints = npt.NDArray[np.int64]
 
 IDS, FLAGS, REWARDS = ".ids", ".flags", ".rewards"
 """Names, which no field has, of what every step has."""
@@ -33,8 +30,8 @@ GONE = -1
 
 
 class EpisodeArray(NamedTuple):
-    """Array of episodes: the name of a field, or of ``OF_STEPS``; and whether the final observation of those that
-    ended belongs to it."""
+    """Array of episodes: the name of a field, or of ``OF_STEPS``; and whether the final observation of ended
+    episodes belongs to it."""
 
     name: str
     final: bool = False

@@ -21,6 +21,8 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bytes
+
 HEADER = struct.Struct("<4sHHQIQI")
 MAGIC = b"SWFR"
 VERSION = 1
@@ -213,7 +215,7 @@ def _skip(of: socket.socket, nbytes: int) -> None:
         nbytes -= min(nbytes, len(some))
 
 
-def _parsed(memory: npt.NDArray[np.uint8], head_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _parsed(memory: Bytes, head_bytes: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a frame's head and its parts.  Raises: WireError."""
     try:
         head = json.loads(memory[:head_bytes].tobytes(), parse_constant=_no_constant)

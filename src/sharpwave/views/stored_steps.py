@@ -109,9 +109,8 @@ class StepFetcher:
 class StepSource:
     """Source of batches of single steps for learners elsewhere, without columns added later, which are read apart.
 
-    The store's lock is held.
-
-    Either end of a connection has one: the shard's fills them, the learner's, of an empty store, decodes them.
+    The store's lock is held. Either end of a connection has one: the shard's fills batches; the learner's, of an empty
+    store, lends memory to decode them into.
     """
 
     def __init__(self, log: StepLog, tag: Tag, view: StoredSteps | None = None) -> None:
