@@ -20,6 +20,7 @@ from sharpwave.agents.dqn import DQN, DQNSettings
 from sharpwave.agents.impala import IMPALA, IMPALASettings
 from sharpwave.agents.protocol import Learned
 from sharpwave.agents.registry import register
+from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.configuration import setting
 from sharpwave.envs.small_tasks import Lock, TMaze
 from sharpwave.training import recording
@@ -49,6 +50,11 @@ class DemonstratedSettings(DQNSettings):
     demonstration_share: float = setting(0.25, "their share in a batch", MEMORY, at_least=0, at_most=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlendedTransitions(BlendedSettings, TransitionsSettings):
+    """Settings of a blend of transitions."""
+
+
 class DemonstratedDQN(DQN):
     """DQN whose batches are blended as R2D3's."""
 
@@ -58,8 +64,11 @@ class DemonstratedDQN(DQN):
     def replay(self) -> Any:
         """Return the settings of the blend."""
         settings: Any = self.settings
-        return BlendedSettings(
-            settings.replay, settings.demonstrations, settings.demonstration_share, lambda episode: {}
+        return BlendedTransitions(
+            **vars(settings.replay),
+            demonstrations=settings.demonstrations,
+            share=settings.demonstration_share,
+            fields=lambda episode: {},
         )
 
 

@@ -35,7 +35,7 @@ class DemonstratedReplay(sw.Blend[Any]):
         self, demonstrations: sw.Store, store: sw.Store, settings: BlendedSettings, name: str | None, seed: int
     ) -> None:
         self.demonstrations = demonstrations
-        views = [settings.own.open(one, name, seed) for one in (demonstrations, store)]
+        views = [settings.view(one, name, seed) for one in (demonstrations, store)]
         self._share, self._now = settings.share, [0.0]
         self.follow(0)
         now = self._now  # without the blend, which would refer to itself
@@ -47,26 +47,25 @@ class DemonstratedReplay(sw.Blend[Any]):
         self._now[0] = self._share(step) if callable(self._share) else self._share
 
 
-@dataclass(frozen=True)
-class BlendedSettings:
-    """Settings of a blend of windows, of the agent's own steps and of demonstrations: ``own``, but for its opening.
+@dataclass(frozen=True, kw_only=True)
+class BlendedSettings(ViewSettings):
+    """Settings of a blend of two views, of the agent's own steps and of demonstrations.
+
+    Base of a class whose second base are the settings of both views: ``class ...(BlendedSettings, SequencesSettings)``.
 
     Attributes:
-        own: settings of both views.
         demonstrations: folder of a store or of a checkpoint of one.
         share: share of the demonstrations in a batch, or a function from the environment steps made to it.
         fields: function, episode -> fields that the agent would have stored with its steps.
     """
 
-    own: ViewSettings
     demonstrations: str
     share: float | Callable[[int], float]
     fields: Fields
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "own" or name.startswith("__"):  # of copying and pickling
-            raise AttributeError(name)
-        return getattr(self.own, name)
+    def view(self, store: sw.Store, name: str | None, seed: int) -> Any:
+        """Make one of the two views."""
+        return super().open(store, name, seed)  # type: ignore[safe-super]  # the one of the second base
 
     def open(self, store: sw.Store, name: str | None, seed: int) -> DemonstratedReplay:
         """Make the blend: a view of ``store``, and one of the demonstrations, which are read into memory."""

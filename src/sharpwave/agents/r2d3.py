@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.demonstrations import BlendedSettings
-from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings
+from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings, SequencesSettings
 from sharpwave.agents.replay import MEMORY, linear
 from sharpwave.configuration import expect, setting
 from sharpwave.offline.recorded import Recorded
@@ -46,6 +46,11 @@ class R2D3Settings(R2D2Settings):
         return start if end is None else linear(step, start, end, self.demonstration_share_steps)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BlendedSequences(BlendedSettings, SequencesSettings):
+    """Settings of a blend of windows."""
+
+
 class R2D3(R2D2):
     """Recurrent Q-network agent with two memories. Windows of demonstrations start from a zero recurrent state."""
 
@@ -56,7 +61,12 @@ class R2D3(R2D2):
         settings = self.settings
         if not settings.demonstrations:
             raise ValueError("r2d3 needs --demonstrations FOLDER; sharpwave record ENV makes one")
-        return BlendedSettings(settings.replay, settings.demonstrations, settings.share, self._demonstrated)
+        return BlendedSequences(
+            **vars(settings.replay),
+            demonstrations=settings.demonstrations,
+            share=settings.share,
+            fields=self._demonstrated,
+        )
 
     def schedules(self, step: int) -> dict[str, float]:
         return super().schedules(step) | {"demonstration_share": self.settings.share(step)}
