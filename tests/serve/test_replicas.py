@@ -7,7 +7,6 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from sharpwave.serve.link import Link
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 from sharpwave.serve.replica_content import deleted_runs, finish_deletions, lacking, take
 from sharpwave.serve.replicas import Keeper, Neighbour
-from tests.serve.fleets import fleet_of
+from tests.serve.fleets import fleet_of, wait_for
 from tests.serve.serving import SPEC, sealed, served
 from tests.serve.test_lives import actions, counting
 
@@ -135,7 +134,7 @@ def test_segments_come_back_with_their_dictionaries(on_disk: bool, tmp_path: Pat
         write_frames(writer, 320, 64)
         writer.flush()
         assert len(cluster) == held + 64
-        wait_until(lambda: [one["replica_trouble"] for one in cluster.stats()["shards"]] == ["", ""])
+        wait_for(lambda: [one["replica_trouble"] for one in cluster.stats()["shards"]] == ["", ""])
 
 
 def test_a_shard_says_why_it_is_not_restored(
@@ -156,28 +155,21 @@ def test_a_shard_says_why_it_is_not_restored(
         thread = threading.Thread(target=shard_process._stay_level, args=(neighbour, over))
         thread.start()
         try:
-            wait_until(lambda: "row_dictionary:unknown" in there.cluster.stats()["shards"][0]["replica_trouble"])
+            wait_for(lambda: "row_dictionary:unknown" in there.cluster.stats()["shards"][0]["replica_trouble"])
             assert not caplog.records
             monkeypatch.setattr(shard_process, "RESTART_S", 0.0)
-            wait_until(lambda: "row_dictionary:unknown" in caplog.text)
+            wait_for(lambda: "row_dictionary:unknown" in caplog.text)
             assert len(first.store) == 0 and "no replica, and no steps taken" in caplog.text
             monkeypatch.setattr(second.keeper, "give", refuse)
-            wait_until(lambda: "out of order" in there.cluster.stats()["shards"][0]["replica_trouble"])
+            wait_for(lambda: "out of order" in there.cluster.stats()["shards"][0]["replica_trouble"])
             monkeypatch.setattr(second.keeper, "give", give)
-            wait_until(lambda: neighbour.level)
+            wait_for(lambda: neighbour.level)
             assert first.store.lane_steps.tolist() == replica.lane_steps.tolist()
-            wait_until(lambda: there.cluster.stats()["shards"][0]["replica_trouble"] == "")
+            wait_for(lambda: there.cluster.stats()["shards"][0]["replica_trouble"] == "")
         finally:
             over.set()
             thread.join()
         link.close()
-
-
-def wait_until(done: Callable[[], bool], patience_s: float = 30.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_what_a_replica_lacks_is_brought_to_it_and_the_other_way_round(tmp_path: Path) -> None:

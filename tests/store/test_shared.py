@@ -62,6 +62,13 @@ def values_in(path: Path) -> list[Any]:
     return [one for one in records if one.kind == SHARED]
 
 
+def damage(path: Path, value: Any) -> None:
+    """Flip a bit of a value's bytes in a region file."""
+    content = bytearray(path.read_bytes())
+    content[value.offset + 40] ^= 4
+    path.write_bytes(content)
+
+
 # declarations
 
 
@@ -629,9 +636,8 @@ def test_a_damaged_value_loses_the_segments_that_refer_to_it(tmp_path: Path) -> 
         answers(store, range(10))
     (path,) = files_of(folder)
     records = values_in(path)
-    content, chosen = bytearray(path.read_bytes()), records[4]
-    content[chosen.offset + 40] ^= 4
-    path.write_bytes(content)
+    chosen = records[4]
+    damage(path, chosen)
     key = shared.text_of(chosen.key)
     result = check(folder)
     assert any(f"shared value {key}: checksum" in str(one) for one in result.damages)
@@ -656,11 +662,9 @@ def test_a_segment_whose_value_only_another_region_has_is_rewritten(tmp_path: Pa
         answers(store, range(1, 60), each=8)
     there = [(path, one) for path in files_of(folder) for one in values_in(path)]
     path, chosen = next((path, one) for path, one in there if [o.key for _, o in there].count(one.key) == 2)
-    content = bytearray(path.read_bytes())
-    content[chosen.offset + 40] ^= 4
-    path.write_bytes(content)
-    (damage,) = check(folder).damages  # the segments that refer to it are whole
-    assert "checksum" in str(damage) and check(folder).steps == 119 * 8
+    damage(path, chosen)
+    (found,) = check(folder).damages  # the segments that refer to it are whole
+    assert "checksum" in str(found) and check(folder).steps == 119 * 8
     for _ in range(2):
         with sw.Store.open(folder) as store:
             assert not any("refers to" in one for one in store.recovery.damages)  # type: ignore[union-attr]
@@ -670,15 +674,18 @@ def test_a_segment_whose_value_only_another_region_has_is_rewritten(tmp_path: Pa
             assert all((row == prompt(n)).all() for row, n in zip(batch["prompt"], batch.action.tolist(), strict=True))
 
 
-@pytest.mark.usefixtures("small_regions")
-def test_a_damaged_value_of_an_older_region_is_found_when_it_is_read(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
+def value_of_an_older_region(folder: Path) -> tuple[Path, Any]:
+    """Write 8 answers to each of 100 prompts; return the oldest region's file, and the value of prompt 4 in it."""
     with sw.Store(spec_of(prompt=PROMPT), capacity=10_000, segment_steps=8, disk=folder) as store:
         answers(store, range(100), each=8)
     path = files_of(folder)[0]
-    content, chosen = bytearray(path.read_bytes()), values_in(path)[4]
-    content[chosen.offset + 40] ^= 4
-    path.write_bytes(content)
+    return path, values_in(path)[4]
+
+
+@pytest.mark.usefixtures("small_regions")
+def test_a_damaged_value_of_an_older_region_is_found_when_it_is_read(tmp_path: Path) -> None:
+    path, chosen = value_of_an_older_region(folder := tmp_path / "s")
+    damage(path, chosen)
     key = shared.text_of(chosen.key)
     with sw.Store.open(folder) as store:
         assert not store.recovery.damages and len(store) == 800  # type: ignore[union-attr]
@@ -699,11 +706,7 @@ def test_a_damaged_value_of_an_older_region_is_found_when_it_is_read(tmp_path: P
 
 @pytest.mark.usefixtures("small_regions")
 def test_a_lost_value_is_named_by_its_first_damage_and_a_failed_read_is_tried_again(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
-    with sw.Store(spec_of(prompt=PROMPT), capacity=10_000, segment_steps=8, disk=folder) as store:
-        answers(store, range(100), each=8)
-    path = files_of(folder)[0]
-    content, chosen = bytearray(path.read_bytes()), values_in(path)[4]
+    path, chosen = value_of_an_older_region(folder := tmp_path / "s")
     with sw.Store.open(folder) as store:
         replay = store.transitions()
         ids = replay.sampleable_ids()
@@ -713,8 +716,7 @@ def test_a_lost_value_is_named_by_its_first_damage_and_a_failed_read_is_tried_ag
         ):
             replay.fetch(ids)
         assert len(replay.fetch(ids)) == 800
-    content[chosen.offset + 40] ^= 4
-    path.write_bytes(content)
+    damage(path, chosen)
     with sw.Store.open(folder) as store:
         replay = store.transitions()
         for _ in range(3):
@@ -735,18 +737,16 @@ def test_another_copy_in_the_same_file_takes_the_place_of_a_damaged_one(tmp_path
     path = files_of(folder)[0]
     found = [one for one in values_in(path) if one.key == values_in(path)[0].key]
     assert len(found) == 2 and len(files_of(folder)) > 1
+    whole = path.read_bytes()
     for one in found:
-        content = bytearray(path.read_bytes())
-        content[one.offset + 40] ^= 4
-        path.write_bytes(content)
+        damage(path, one)
         with sw.Store.open(folder) as store:
             assert not store.recovery.damages  # type: ignore[union-attr]
             replay = store.transitions(name="a")
             batch = replay.fetch(replay.sampleable_ids())
             assert len(batch) == 408 and 7 in batch.action
             assert all((row == prompt(n)).all() for row, n in zip(batch["prompt"], batch.action.tolist(), strict=True))
-        content[one.offset + 40] ^= 4
-        path.write_bytes(content)
+        path.write_bytes(whole)
 
 
 def test_a_foreign_file_is_not_taken_for_the_newest(tmp_path: Path) -> None:
@@ -754,9 +754,8 @@ def test_a_foreign_file_is_not_taken_for_the_newest(tmp_path: Path) -> None:
     with sw.Store(spec_of(prompt=PROMPT), capacity=10_000, segment_steps=8, disk=folder) as store:
         answers(store, range(10))
     (path,) = files_of(folder)
-    content, chosen = bytearray(path.read_bytes()), values_in(path)[4]
-    content[chosen.offset + 40] ^= 4
-    path.write_bytes(content)
+    chosen = values_in(path)[4]
+    damage(path, chosen)
     (path.parent / "999999999999.region").write_bytes(b"foreign")
     with sw.Store.open(folder) as store:
         damages = store.recovery.damages  # type: ignore[union-attr]
