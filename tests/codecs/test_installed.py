@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import sharpwave as sw
+from sharpwave.codecs import registry
 
 CODEC = """
 import numpy as np
@@ -49,6 +53,26 @@ def run(packages: Path | None, *command: str) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, timeout=240, check=False, env=environment
     )
+
+
+def test_a_codec_of_an_installed_package_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_by_name", "_by_number"):
+        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
+    monkeypatch.setattr(registry, "_looked_at", set())
+    monkeypatch.setattr(registry, "_broken", {})
+    points = {"plain": "brings_codecs:Plain", "broken": "no_such_module:Codec"}
+    monkeypatch.syspath_prepend(installed(tmp_path / "site", **points))
+    spec = sw.Spec(obs=sw.Field((64,), "uint8", codec="plain"), action=sw.Field((), "int64"))
+    rows = np.random.default_rng(0).integers(0, 256, (50, 64), np.uint8)
+    with sw.Store(spec, capacity=1000, segment_steps=8) as store:
+        for k, row in enumerate(rows):
+            store.append(obs=row, action=k, reward=0, terminated=False, truncated=False)
+        assert store.stats()["codecs"]["obs"] == {"plain": 6}
+        batch = store.transitions().sample(64)
+        assert np.array_equal(batch.obs, rows[batch.action])
+    with pytest.raises(ValueError, match=r"'broken' of sharpwave.codecs could not be loaded \(ModuleNotFoundError"):
+        registry.by_name("other")
+    sys.modules.pop("brings_codecs")
 
 
 @pytest.mark.slow

@@ -27,7 +27,6 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 if CHROMIUM is None or DRIVER is None:
     pytest.skip("needs Chromium: apt-get install chromium chromium-driver", allow_module_level=True)
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium: install the extra test")
-pytestmark = pytest.mark.slow
 ARROW_DOWN, ARROW_LEFT, ARROW_RIGHT, END, ENTER = "\ue015", "\ue012", "\ue014", "\ue010", "\ue007"
 """Keys, as WebDriver has them."""
 
@@ -132,7 +131,7 @@ def check_that_it_fits(browser: Any) -> None:
 TABS = ["", *(f"tab={one}" for one in ("episodes", "episode", "priorities", "memory", "compare", "versions"))]
 
 
-@pytest.mark.parametrize("source", [0, 1])
+@pytest.mark.parametrize("source", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("tab", TABS)
 def test_every_tab_fits_and_runs_no_foreign_code(page: Any, source: int, tab: str) -> None:
     browser = page(f"/?source={source}&{tab}")
@@ -146,6 +145,7 @@ def test_every_tab_fits_and_runs_no_foreign_code(page: Any, source: int, tab: st
     assert all(any(one in text for one in expected) for text in complaints(browser))
 
 
+@pytest.mark.slow
 def test_arrows_move_through_an_episode(page: Any, made: Made) -> None:
     browser = page("/?source=1&tab=episodes&sort=length")
     until(browser, "return document.querySelector('.row.chosen') && document.querySelector('.sheet')")
@@ -184,6 +184,7 @@ def test_arrows_move_through_an_episode(page: Any, made: Made) -> None:
     assert not complaints(browser)
 
 
+@pytest.mark.slow
 def test_frames_are_shown_as_loading_until_they_are_there(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """And as failed where they cannot be read; an unread frame was black, as a dark one is."""
     go_on, sheet = threading.Event(), Endpoints._sheet
@@ -220,6 +221,7 @@ def test_frames_are_shown_as_loading_until_they_are_there(page: Any, monkeypatch
         browser.execute_cdp_cmd("Network.disable", {})
 
 
+@pytest.mark.slow
 def test_q_values_of_a_run_are_computed_on_request(browser: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     run = trained("cartpole", tmp_path / "run", steps=600, warmup_steps=200, hidden_units=16)
@@ -256,12 +258,14 @@ def test_q_values_of_a_run_are_computed_on_request(browser: Any, tmp_path: Path)
         until(browser, "return document.querySelector('.values-note')?.textContent.includes('No Q-values: policy')")
 
 
+@pytest.mark.slow
 def test_a_store_offers_no_q_values(page: Any) -> None:
     browser = page("/?source=0&tab=episode")
     until(browser, "return document.querySelector('.values dd')")
     assert not browser.find_elements("xpath", "//button[text()='Q-values']")
 
 
+@pytest.mark.slow
 def test_thousands_of_episodes_are_listed_as_they_are_seen(page: Any) -> None:
     browser = page("/?source=0&tab=episodes&sort=age&desc=1")
     until(browser, "return document.querySelector('.row')")
@@ -273,6 +277,7 @@ def test_thousands_of_episodes_are_listed_as_they_are_seen(page: Any) -> None:
     assert not complaints(browser)
 
 
+@pytest.mark.slow
 def test_a_filter_is_in_the_url_and_its_errors_are_under_the_box(page: Any, made: Made) -> None:
     pytest.importorskip("duckdb")
     browser = page("/?source=1&tab=episodes")
@@ -305,6 +310,7 @@ def test_a_filter_is_in_the_url_and_its_errors_are_under_the_box(page: Any, made
     assert "of" not in browser.find_element("css selector", ".tools span").text and not complaints(browser)
 
 
+@pytest.mark.slow
 def test_text_is_shown_and_folded_and_late_columns_have_gaps(browser: Any, tmp_path: Path) -> None:
     spec = sw.Spec(
         obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), prompt=sw.Field(str),
@@ -343,6 +349,7 @@ def test_text_is_shown_and_folded_and_late_columns_have_gaps(browser: Any, tmp_p
         assert not browser.execute_script("return window.harmed")
 
 
+@pytest.mark.slow
 def test_unicode_long_texts_and_decoded_tokens_are_shown(browser: Any, tmp_path: Path) -> None:
     """In the direction of their script; a long one is folded, and markup is text also in what tokens decode to."""
     spec = sw.Spec(
@@ -393,6 +400,7 @@ def test_unicode_long_texts_and_decoded_tokens_are_shown(browser: Any, tmp_path:
         assert "raw arrays, without ragged and shared fields" in page and "auto, shared" in page
 
 
+@pytest.mark.slow
 def test_a_live_list_keeps_its_choice(browser: Any, tmp_path: Path) -> None:
     """The chosen row and the episode beside the list stay the same one as newer episodes come before it."""
     with sw.Store(SPEC, capacity=2000, disk=tmp_path, segment_steps=16) as store:
@@ -415,6 +423,7 @@ def test_a_live_list_keeps_its_choice(browser: Any, tmp_path: Path) -> None:
             assert "pick=2" in browser.current_url and not complaints(browser)
 
 
+@pytest.mark.slow
 def test_versions_are_listed_compared_and_missed_when_they_are_deleted(browser: Any, tmp_path: Path) -> None:
     with sw.Store(SPEC, capacity=2000, disk=tmp_path / "store", segment_steps=16) as store:
         writer = Writer(store)
@@ -455,6 +464,7 @@ def test_versions_are_listed_compared_and_missed_when_they_are_deleted(browser: 
             until(browser, "return document.querySelector('.facts')")
 
 
+@pytest.mark.slow
 def test_keys_and_help(page: Any) -> None:
     browser = page("/?source=1")
     body = browser.find_element("tag name", "body")
@@ -465,6 +475,7 @@ def test_keys_and_help(page: Any) -> None:
     until(browser, "return document.querySelector('dialog[open]')")
 
 
+@pytest.mark.slow
 def test_colours_follow_the_system(page: Any) -> None:
     browser = page("/?source=1")
     colour = "return getComputedStyle(document.body.parentElement).backgroundColor"
@@ -475,6 +486,7 @@ def test_colours_follow_the_system(page: Any) -> None:
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+@pytest.mark.slow
 def test_it_asks_nobody_else(page: Any, made: Made) -> None:
     browser = page("/?source=1")
     origins = "return [...new Set(performance.getEntriesByType('resource').map((one) => new URL(one.name).origin))]"
