@@ -213,7 +213,7 @@ def _expected_steps(source: Source, selection: Selection) -> int:
 def _read_all(
     source: Source, fit: Fit, numbers: Iterable[int], audit: _Audit, note: dict[str, Any], skip_damaged: bool
 ) -> Iterator[tuple[int, Episode]]:
-    """Yield the episodes that fit the store, by number; count them, and note at the end what was left out.
+    """Yield the episodes that fit the store, by number; count them, and note the parts not imported at the end.
 
     Raises: ValueError.
     """

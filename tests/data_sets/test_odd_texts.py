@@ -262,7 +262,7 @@ def test_lists_that_describe_episodes_of_rlds(tmp_path: Path) -> None:
 
 
 def test_odd_descriptions_of_rlds(tmp_path: Path) -> None:
-    """What cannot be an annotation is left out and named, and costs nothing else."""
+    """Values that cannot be annotations are left out and named; all other values are imported."""
     features = {
         "level": {"pythonClassName": "x.class_label_feature.ClassLabel", "classLabel": {"numClasses": "9"}},
         "score": tensor("float32"),

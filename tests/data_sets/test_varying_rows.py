@@ -202,7 +202,7 @@ def test_next_observations_that_are_rounded(tmp_path: Path, fixed: bool, dtype: 
 
 
 def test_numbers_of_any_length_in_the_other_byte_order(tmp_path: Path) -> None:
-    """h5py reads 1 as 16,777,216; HDF5 itself converts what is written as native numbers."""
+    """h5py reads 1 as 16,777,216; HDF5 itself converts native numbers as it writes them."""
     native, path = vlen(TOKENS), tmp_path / "data.hdf5"
     with h5py.File(hdf5(tmp_path)[5:], "r+") as file:
         made = file.create_dataset("tokens", (STEPS,), h5py.vlen_dtype(np.dtype(">i4")))

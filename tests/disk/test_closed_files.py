@@ -1,4 +1,4 @@
-"""Disk space of closed stores: what was allocated for steps to come is given back."""
+"""Disk space of closed stores: space allocated for later steps is given back."""
 
 from __future__ import annotations
 

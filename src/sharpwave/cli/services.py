@@ -145,7 +145,7 @@ def view(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="a run, a store's folder, a cluster's or a checkpoint, or a folder of those; several are side by side",
+            help="a run, the folder of a store or cluster, a checkpoint, or a folder of those; several: side by side",
         ),
     ],
     host: Annotated[

@@ -168,7 +168,7 @@ def checked_columns(given: Any) -> Columns:
 
 
 def agree(store: Store, columns: Columns) -> None:
-    """Let a store have these columns and no others; values of those that it has stay.
+    """Give a store these columns and no others; columns that it already has keep their values.
 
     Raises: MemoryError: there is no room for one.  OSError; and as ``Store.add_column``.
     """

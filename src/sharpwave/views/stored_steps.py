@@ -1,4 +1,4 @@
-"""Steps by their ids, as they are stored: batches without what follows a step."""
+"""Steps by their ids, as they are stored: batches without next observations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sharpwave.views.step_views import HERE, NUMBERS, NStep, empty_rows, numbers
 
 
 class StoredSteps(NStep):
-    """View of single steps with no successor: it finds no items, but fills a batch of given ones.
+    """View of single steps with no successor: it finds no items, but fills a batch with the caller's steps.
 
     Args:
         late: whether columns added later are columns of batches.
