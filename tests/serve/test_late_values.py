@@ -564,7 +564,7 @@ def test_a_client_goes_on_with_a_column_that_another_dropped_and_added_with_anot
         if shards == 2:  # which of them counts, nobody knows
             there.stores[1].drop_column("label")
             there.stores[1].add_column("label", sw.Field((), "uint8"))
-            with pytest.raises(ValueError, match=r"column 'label' is .* in one shard and .* in another"):
+            with pytest.raises(ValueError, match=r"column 'label': it is .* in one shard and .* in another"):
                 view.sample(64)
             with pytest.raises(ValueError, match="column 'label'"):
                 here.write_column("label", view.sample(64, fields=["action"]), np.ones(64, np.int64))

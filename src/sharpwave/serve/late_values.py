@@ -102,7 +102,7 @@ class LateTaker:
 
         Raises:
             WireError: the message does not hold them.
-            ValueError: a shard whose part was taken before has another column of that name.
+            MixedColumnError: a shard whose part was taken before has another column of that name.
         """
         columns = message.head.get("columns", {})
         if not isinstance(columns, dict):
@@ -141,7 +141,7 @@ def add_column(batch: Any, name: str, field: Field) -> None:
         if not fits(batch, name, field):
             array, inner = batch.fields[name], batch.fields[name + WRITTEN].ndim
             raise MixedColumnError(
-                f"sample: column {name!r} is {array.dtype} {list(array.shape[inner:])} in one shard and {field.dtype} "
+                f"column {name!r}: it is {array.dtype} {list(array.shape[inner:])} in one shard and {field.dtype} "
                 f"{list(field.shape)} in another; drop it in one of them"
             )
         return

@@ -364,8 +364,7 @@ class RemoteBatches:
             except ShardLostError:  # that was a connection of the shard's life before
                 if attempt:
                     raise
-        known = np.concatenate([np.zeros(0, np.int64), *(places for places, _ in replies)])
-        if lost is not None and len(known) < len(ids):
+        if lost is not None and sum(len(places) for places, _ in replies) < len(ids):
             raise lost
         held = [places[array_in(reply.parts, "there", np.bool_, len(places))] for places, reply in replies]
         order = np.concatenate([np.zeros(0, np.int64), *held])
@@ -383,9 +382,9 @@ class RemoteBatches:
                     take_ragged(part, reply, self._spec)
                 self._late.take(part, reply)
                 begin += len(places)
-        for rows in target.ragged.values():
-            each = (len(rows.offsets) - 1) // max(1, len(ids))
-            if len(gone):
+        if len(gone):
+            for rows in target.ragged.values():
+                each = (len(rows.offsets) - 1) // len(ids)
                 rows.take_part(begin * each, rows.values[:0], np.zeros(len(gone) * each, np.int64), np.empty)
         batch = target.batch
         self._add_columns(batch, fields)
