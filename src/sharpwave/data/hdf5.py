@@ -56,15 +56,19 @@ class _HeapCheckedInput:
 
     def readinto(self, buffer: Any) -> int:
         file, at = self._file, self._file.tell()
+        places = self._across(at)  # first, since what it buffers serves the following reads
+        file.seek(at)
         count = file.readinto(buffer)
-        places = [at + one.start() for one in HEAP.finditer(memoryview(buffer)[:count])]
-        for edge in (at, at + count):  # HDF5 may read a signature in two parts
-            begin = max(0, edge - EDGE_BYTES)
-            part = file.read_at(begin, min(edge + EDGE_BYTES, file.size) - begin)
-            places += [begin + one.start() for one in HEAP.finditer(part)]
+        places += [at + one.start() for one in HEAP.finditer(memoryview(buffer)[:count])] + self._across(at + count)
         for place in places:
             self._check(place)
         return count
+
+    def _across(self, edge: int) -> list[int]:
+        """Return where a signature lies across the edge of a read: HDF5 may read it in two parts."""
+        begin = max(0, edge - EDGE_BYTES)
+        part = self._file.read_at(begin, min(edge + EDGE_BYTES, self._file.size) - begin)
+        return [begin + one.start() for one in HEAP.finditer(part)]
 
     def _check(self, at: int) -> None:
         """Check the objects of a collection.  Raises: ValueError: HDF5 would not get to its end."""
