@@ -11,14 +11,14 @@ import numpy.typing as npt
 from sharpwave.data.varying import Objects, objects
 from sharpwave.ragged import Ragged
 
-Shaped = tuple[tuple[int | None, ...], Any]
-"""Shape and dtype of a row, as a ``Field`` takes them."""
+Shaped = tuple[tuple[int | None, ...], str]
+"""Shape and name of the dtype of a row, as a ``Field`` takes them."""
 
 
 def rows_of(what: str, values: Iterable[Any]) -> Objects:
     """Return copies of texts, or of arrays or lists of numbers, as an array of objects.
 
-    Raises: TypeError: one is something else, or of another kind than the others; ``what`` names them.
+    Raises: TypeError: one is something else; ``what`` names it. ``shape_of`` tells whether their kinds differ.
     """
     rows: list[Any] = []
     for one in values:
@@ -36,9 +36,7 @@ def rows_of(what: str, values: Iterable[Any]) -> Objects:
                 "holds no other objects"
             )
         rows.append(row)
-    found = objects(rows)
-    shape_of(what, found)
-    return found
+    return objects(rows)
 
 
 def shape_of(what: str, values: npt.NDArray[Any]) -> Shaped:
@@ -47,7 +45,7 @@ def shape_of(what: str, values: npt.NDArray[Any]) -> Shaped:
     Raises: TypeError: objects of several kinds or dtypes; ``what`` names them.
     """
     if values.dtype != object:
-        return values.shape[1:], values.dtype
+        return values.shape[1:], values.dtype.name
     kinds = {type(one) if isinstance(one, (str, bytes)) else one.shape[1:] for one in values if not _is_nothing(one)}
     if len(kinds) > 1:
         raise TypeError(
@@ -65,20 +63,30 @@ def shape_of(what: str, values: npt.NDArray[Any]) -> Shaped:
             f"{what}: rows of {' and '.join(sorted(one.name for one in dtypes))}, expected one dtype, which a store "
             "keeps; convert the others"
         )
-    return (None, *kind), next(iter(dtypes), np.dtype(float))
+    return (None, *kind), next(iter(dtypes), np.dtype(float)).name
 
 
-def fitting(what: str, rows: Objects, shaped: Shaped) -> Objects:
-    """Return rows of any length, if they have a shape and dtype; empty ones may have another dtype.
+def fitting(what: str, values: npt.NDArray[Any], shaped: Shaped) -> npt.NDArray[Any]:
+    """Return an array whose rows are of any length as objects, if they have a shape and dtype; others unchanged.
 
-    Raises: TypeError: others; ``what`` names them.
+    Empty rows of numbers may have another dtype.
+
+    Raises: ValueError: objects where rows have one shape. TypeError: other rows; ``what`` names them.
     """
+    expected, name = shaped
+    if None not in expected:
+        if values.dtype == object:
+            raise ValueError(
+                f"{what}: got {values[0]!r:.60}, expected {name} of shape {expected} as in the first transitions; if "
+                "lengths differ, give arrays of objects from the first on"
+            )
+        return values
+    rows = values if values.dtype == object else objects([one.copy() for one in values])
     shape, dtype = shape_of(what, rows)
-    text = isinstance(shaped[1], str)
-    if (shape, dtype) != shaped and (text or not all(_is_nothing(one) for one in rows)):
+    if (shape, dtype) != shaped and (name in ("str", "bytes") or not all(_is_nothing(one) for one in rows)):
         raise TypeError(
-            f"{what}: got rows of {dtype} {shape}, expected {shaped[1]} {shaped[0]} as in the first transitions; "
-            "convert them, or if the first rows were empty, give those the dtype of the others"
+            f"{what}: got rows of {dtype} {shape}, expected {name} {expected} as in the first transitions; convert "
+            "them, or if the first rows were empty, give those the dtype of the others"
         )
     return rows
 

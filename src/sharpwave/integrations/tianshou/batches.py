@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from tianshou.data import Batch
 
-from sharpwave.integrations.any_length import rows_of
+from sharpwave.integrations.any_length import rows_of, shape_of
 
 Array = npt.NDArray[Any]
 Obs = Any
@@ -79,9 +79,11 @@ def checked(obs: Obs, name: str) -> Obs:
     if obs.dtype.kind in "biuf":
         return obs
     try:
-        return rows_of(f"add: {name}", obs)
+        rows = rows_of(f"add: {name}", obs)
+        shape_of(f"add: {name}", rows)
     except TypeError as error:
         raise TypeError(f"{error}; have the environment return those, or use Tianshou's own buffer") from error
+    return rows
 
 
 def stand_in(action: Obs, rows: int) -> Array:

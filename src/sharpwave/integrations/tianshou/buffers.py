@@ -149,10 +149,10 @@ class StoredObservations:
         flags = [of[name].reshape(-1).astype(np.bool_) for name in ("terminated", "truncated")]
         if rew.dtype.kind not in "biuf" or any(len(one) != rows for one in (rew, *flags)) or not np.isfinite(rew).all():
             raise ValueError(f"add: got rewards {rew!r} and ends {flags}, expected a finite reward and two flags each")
-        came = getattr(of["act"], "dtype", act.dtype)
-        held = getattr(self._meta.get("act"), "dtype", came)
-        if "O" in (held.kind, came.kind) and held != came:
-            raise ValueError(f"add: got act {of['act'][0]!r:.60}, expected {held} as in the first transitions")
+        dtype = getattr(of["act"], "dtype", act.dtype)
+        known = getattr(self._meta.get("act"), "dtype", dtype)
+        if "O" in (known.kind, dtype.kind) and known != dtype:
+            raise ValueError(f"add: got act {of['act'][0]!r:.60}, expected {known} as in the first transitions")
         obs = [checked(of[name], name) for name in ("obs", "obs_next") if name in of]
         if len(self._meta.get_keys()) and self._meta.rew.shape[1:] != rew.shape[1:]:
             raise ValueError(

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.varying import objects
 from sharpwave.errors import EmptyError
-from sharpwave.integrations.any_length import Shaped, fitting, shape_of
+from sharpwave.integrations.any_length import fitting, shape_of
 from sharpwave.integrations.frame_stacks import same_bits
 from sharpwave.integrations.tianshou.batches import BELOW, Obs, each, together
 from sharpwave.integrations.whole_transitions import WholeTransitions, packed, unpacked
@@ -155,41 +154,31 @@ class Stored:
         Raises:
             ValueError, TypeError: observations or actions that a store cannot hold; nothing was changed.
         """
-        if self.transitions is not None:
-            return self._add(obs, after, action, reward, terminated, truncated, lanes)
+        first = self.transitions is None
         try:
-            self._make(obs, after, action)
-            return self._add(obs, after, action, reward, terminated, truncated, lanes)
-        except Exception:  # the next transitions are the first
-            refused, self.transitions, self.alone = self.transitions, None, None
-            if refused is not None:
-                refused.abandon()
+            if first:
+                self._make(obs, after, action)
+            assert self.transitions is not None
+            if self._found:
+                self.view  # noqa: B018  # before adding: saved ids are valid, and new ones follow
+            obs = self._as_made(self._newest(obs), "add: obs")
+            rest = action, reward, terminated, truncated, lanes
+            ids: Ints | None
+            if after is not None:
+                after, untold = self._as_made(self._newest(after), "add: obs_next"), np.zeros(len(lanes), np.bool_)
+                ids = self.transitions.add(obs, after, *rest, tells_finals=untold)
+            else:
+                ids = alone = self.transitions.add_alone(obs, *rest)
+                for row, lane in enumerate(lanes.tolist()):
+                    self._heads.pop(lane, None)
+                    if not (terminated[row] or truncated[row]):
+                        self._heads[lane] = int(alone[row]), each(obs, lambda one, row=row: copy.copy(one[row]))  # type: ignore[misc]
+        except Exception:
+            if first:  # the next transitions are the first
+                refused, self.transitions, self.alone = self.transitions, None, None
+                if refused is not None:
+                    refused.abandon()
             raise
-
-    def _add(
-        self,
-        obs: Obs,
-        after: Obs | None,
-        action: Array,
-        reward: Array,
-        terminated: Array,
-        truncated: Array,
-        lanes: Ints,
-    ) -> tuple[Ints | None, Bools]:
-        assert self.transitions is not None
-        if self._found:
-            self.view  # noqa: B018  # before adding: saved ids are valid, and new ones follow
-        obs = self._as_made(self._newest(obs), "obs")
-        ids: Ints | None
-        if after is not None:
-            after, untold = self._as_made(self._newest(after), "obs_next"), np.zeros(len(lanes), np.bool_)
-            ids = self.transitions.add(obs, after, action, reward, terminated, truncated, lanes, tells_finals=untold)
-        else:
-            ids = alone = self.transitions.add_alone(obs, action, reward, terminated, truncated, lanes)
-            for row, lane in enumerate(lanes.tolist()):
-                self._heads.pop(lane, None)
-                if not (terminated[row] or truncated[row]):
-                    self._heads[lane] = int(alone[row]), each(obs, lambda one, row=row: copy.copy(one[row]))  # type: ignore[misc]
         stored = self.transitions.stored_last[lanes]
         self.places.write(lanes, stored)
         known = ids is not None and self._viewed is not None and self._viewed[0] is self.transitions.store
@@ -225,28 +214,15 @@ class Stored:
     def _newest(self, obs: Obs) -> Obs:
         return obs if self.whole or not self._last_only else each(obs, lambda one: one[:, -1])
 
-    def _as_made(self, obs: Obs, name: str) -> Obs:
-        """Return rows of any length as objects, whatever they are.
-
-        Raises: ValueError: objects where none were. TypeError: rows of another kind or dtype.
-        """
-
-        def as_made(values: Array, shaped: Shaped, what: str = f"add: {name}") -> Array:
-            if None in shaped[0]:
-                rows = values if values.dtype == object else objects([one.copy() for one in values])
-                return fitting(what, rows, shaped)
-            if values.dtype == object:
-                raise ValueError(
-                    f"add: got {values[0]!r:.60}, expected {shaped[1]} of shape {shaped[0]} as in the first transitions"
-                    "; if lengths differ, give arrays of objects from the first on"
-                )
-            return values
-
+    def _as_made(self, obs: Obs, what: str) -> Obs:
+        """Return rows of any length as objects.  Raises: ValueError, TypeError: as ``fitting``."""
         shapes: Any = self._layout[0]
-        if not isinstance(obs, dict) or not isinstance(shapes, dict):
-            return obs if isinstance(obs, dict) or isinstance(shapes, dict) else as_made(obs, shapes)
+        if isinstance(obs, dict) != isinstance(shapes, dict):
+            return obs  # which the store refuses
+        if not isinstance(obs, dict):
+            return fitting(what, obs, shapes)
         return {
-            part: as_made(one, shapes[part], f"add: {name}{BELOW}{part}") if part in shapes else one
+            part: fitting(f"{what}{BELOW}{part}", one, shapes[part]) if part in shapes else one
             for part, one in obs.items()
         }
 

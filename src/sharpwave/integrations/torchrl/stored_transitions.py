@@ -145,13 +145,11 @@ class StoredTransitions:
 
     def _write(self, flat: TensorDictBase, environments: int) -> Ints:
         layout = self._layout if self.opened is not None else None
-        if layout is not None:
-            return self._append_rows(flat, environments, layout)
         try:
-            return self._append_rows(flat, environments, None)
-        except Exception:  # the next transitions are the first
-            made, self._store, self._layout = self._store, None, None
-            if made is not None:
+            return self._append_rows(flat, environments, layout)
+        except Exception:
+            if layout is None and self._store is not None:  # the next transitions are the first
+                made, self._store, self._layout = self._store, None, None
                 made.close()
                 if self.disk is not None:
                     shutil.rmtree(self.disk)  # which was new

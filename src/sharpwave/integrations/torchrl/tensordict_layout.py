@@ -191,11 +191,9 @@ class TensorDictLayout:
             reward = np.zeros(len(data), np.float32)
             if self.reward is not None:
                 reward = _array(data, self.reward).reshape(len(data))
-            came = set(_keys(data))
         except (KeyError, ValueError, TypeError) as error:
             raise ValueError(f"extend: these are not transitions as those before: {error}") from error
-        more = came - self._keys()
-        if more:
+        if more := set(_keys(data)) - self._keys():
             raise ValueError(f"extend: keys {sorted(more)} are not in the first transitions; expected the same keys")
         packed = np.stack(list(bits.values()), 1) if bits else np.zeros((len(data), 1), np.bool_)
         none = np.zeros(len(data), np.bool_)
@@ -302,7 +300,7 @@ def _leaf_at(data: TensorDictBase, key: Key) -> TensorDictLeaf:
             f"extend: {key} cannot be stored ({error}); expected tensors of numbers, as numpy has them, texts, or rows "
             "of any length in a nested tensor, a lazy stack or a NonTensorStack: exclude it, or convert it"
         ) from error
-    return TensorDictLeaf(key, shape, dtype if isinstance(dtype, str) else dtype.name)
+    return TensorDictLeaf(key, shape, dtype)
 
 
 def _widened(leaves: dict[Key, TensorDictLeaf], ragged: Collection[Key]) -> dict[Key, TensorDictLeaf]:
@@ -352,10 +350,9 @@ def _array(data: TensorDictBase, leaf: TensorDictLeaf, *under: str) -> Array:
         value = value.detach().cpu().numpy()
     array: Array = rows_of(str(key), value) if leaf.ragged or isinstance(value, list) else value
     shape, dtype = shape_of(str(key), array)
-    name = dtype if isinstance(dtype, str) else dtype.name
-    if shape != leaf.shape or name != leaf.dtype:
+    if (shape, dtype) != (leaf.shape, leaf.dtype):
         cure = "" if leaf.ragged or None not in shape else f"; name it in ragged=, as {leaf.key}"
-        raise ValueError(f"{key} is {name} {shape}, expected {leaf.dtype} {leaf.shape}{cure}")
+        raise ValueError(f"{key} is {dtype} {shape}, expected {leaf.dtype} {leaf.shape}{cure}")
     return array
 
 
