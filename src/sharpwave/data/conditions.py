@@ -13,8 +13,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
 from sharpwave.data.episode import needed
 from sharpwave.data.tables import (
     FACTS,
@@ -34,9 +34,6 @@ from sharpwave.data.tables import (
 from sharpwave.errors import DamagedError, level_of_caller
 from sharpwave.spec import Spec
 from sharpwave.views.episodes import EpisodeReader, Table
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 _KINDS: dict[type, str] = {str: "string", bool: "bool", float: "double"}
 """Types of columns that one value tells."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from sharpwave.arrays import Ints
 
 
 def of_next_observations(breaks: Ints, flagged: Ints, count: int) -> list[str]:

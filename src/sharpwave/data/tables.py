@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Ints
 from sharpwave.data.episode import needed
 from sharpwave.json_values import encode
 from sharpwave.log.late_columns import WRITTEN
@@ -25,7 +26,6 @@ from sharpwave.views.episodes import EpisodeReader, Table, find
 if TYPE_CHECKING:
     import pyarrow
 
-Ints = npt.NDArray[np.int64]
 
 FACTS = ("lane", "first_step", "last_step", "length", "return", "begun", "ended", "first_id")
 """Columns of every table of episodes; annotations follow, one column a key."""

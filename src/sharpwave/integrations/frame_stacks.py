@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
+from sharpwave.arrays import Bools
 from sharpwave.spec import MAX_ROW_BYTES, Field
 
 Array = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

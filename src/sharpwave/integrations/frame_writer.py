@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
 from sharpwave.integrations.any_length import plain_rows
 from sharpwave.integrations.frame_stacks import Stack, same_bits
 from sharpwave.spec import Field, Spec
@@ -16,8 +17,6 @@ from sharpwave.store import Store
 from sharpwave.views.step_views import NStep
 
 Array = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 Named = dict[str, Array]
 
 ONE = ""

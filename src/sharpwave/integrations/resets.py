@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
 from sharpwave.integrations.frame_stacks import same_bits
 
 Array = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 Named = dict[str, Array]
 
 SURE = 4

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Floats
 from sharpwave.extras import install
 from sharpwave.offline.surveys import EpisodeSpan
 from sharpwave.spec import Field
@@ -24,8 +25,6 @@ from sharpwave.viewer.priorities import numbers
 from sharpwave.viewer.snapshots import Snapshot
 from sharpwave.viewer.sources import ViewerSource, checkpoints
 from sharpwave.viewer.step_curves import MAX_POINTS, thinned
-
-Floats = npt.NDArray[np.float64]
 
 MAX_STEPS = 100_000
 """Limit of an episode's steps."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Floats, Ints
 from sharpwave.escaping import escaped
 from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
@@ -24,8 +25,6 @@ from sharpwave.views.sequences import Windows
 MAX_VIEWS = 16
 BINS, AGES = 48, 64
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Floats, Ints
 from sharpwave.data.queries import episodes_of
 from sharpwave.data.tables import rows_where
 from sharpwave.offline.surveys import EpisodeSpan, Stretch, Survey
@@ -21,8 +22,6 @@ from sharpwave.viewer.priorities import ViewItems
 if TYPE_CHECKING:
     import pyarrow
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 ENDS = ("terminated", "truncated", "unfinished")
 SORTS = ("written", "return", "length", "age", "priority", "lane")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Floats, Ints
 from sharpwave.escaping import escaped
 from sharpwave.extras import install
 from sharpwave.offline.surveys import EpisodeSpan, TooLargeError
@@ -20,8 +21,6 @@ from sharpwave.viewer.snapshots import MAX_DECODED_BYTES, MAX_READ_STEPS, Snapsh
 
 Decode = Callable[[list[int]], str]
 """Returns the text of tokens."""
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 MAX_POINTS = 4000
 """Limit of a curve's points; with more, each bucket shows its smallest and largest."""

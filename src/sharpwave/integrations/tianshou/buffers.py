@@ -10,6 +10,7 @@ import numpy.typing as npt
 import tianshou.data as theirs
 from tianshou.data import Batch
 
+from sharpwave.arrays import Bools, Ints
 from sharpwave.errors import EmptyError
 from sharpwave.integrations.tianshou.batches import checked, each, joined, null_rows, split, stand_in, where
 from sharpwave.integrations.tianshou.buffer_parts import part_of
@@ -19,8 +20,6 @@ from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 
 Array = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 PLAIN = theirs.ReplayBuffer
 THEIRS = (

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
 from sharpwave.errors import EmptyError
 from sharpwave.integrations.any_length import fitting, shape_of
 from sharpwave.integrations.frame_stacks import same_bits
@@ -20,8 +21,6 @@ from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import NStep
 
 Array = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 MOST_AT_ONCE, MOST_OF_RAM = 1024, 1 / 8
 """Limits, in transitions and as a part of ``ram``, of one decoding into the store's memory; more is copied in parts."""

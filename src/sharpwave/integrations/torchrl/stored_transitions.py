@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from sharpwave.arrays import Ints
 from sharpwave.errors import EmptyError
 from sharpwave.integrations.frame_stacks import Stack, StackFinder
 from sharpwave.integrations.resets import Resets
@@ -25,8 +26,6 @@ from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.validation import max_lanes
 from sharpwave.views.batch import Batch, SequenceBatch
-
-Ints = npt.NDArray[np.int64]
 
 MIN_LANES = 64
 """Minimum number of unfinished trajectories that are distinguished."""

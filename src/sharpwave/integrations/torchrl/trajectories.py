@@ -10,14 +10,12 @@ import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Bools, Ints
 from sharpwave.integrations.frame_stacks import same_bits
 from sharpwave.integrations.resets import Resets
 from sharpwave.integrations.torchrl.tensordict_layout import Named, Rows
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Keyed = dict[tuple[int, int], int]
 """Lanes by key and by a count that distinguishes equal keys."""
 
