@@ -76,7 +76,10 @@ class TableCondition:
         try:
             named = self._names(of_steps, schema)
             if changing := sorted(named & {self._plain(one) for one in late}):
-                raise ValueError(f"{changing[0]!r} is a column added later, whose values may change after it is judged")
+                raise ValueError(
+                    f"{changing[0]!r} is a column added later, whose values may change after it is judged: draw by it "
+                    f"with sampler=Prioritized(by={changing[0]!r}), or fetch the ids that table('steps') has"
+                )
             steps = [one for one in of_steps if self._plain(one) in named]
             self._by_step = bool(steps)
             self._fields = [name for k, name in enumerate(spec.fields) if schema.names[len(STEP_FACTS) + k] in steps]
