@@ -1,5 +1,6 @@
 """Sharpwave: a compressed experience store for deep reinforcement learning, and the off-policy trainer built on it."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sharpwave.environment_spec import step_spec
@@ -31,6 +32,7 @@ from sharpwave.views.sequences import Sequences
 from sharpwave.views.step_views import Transitions
 
 if TYPE_CHECKING:
+    from sharpwave import agents
     from sharpwave.loading import load
     from sharpwave.serve.cluster import Cluster, connect
     from sharpwave.serve.link import ShardLostError
@@ -39,25 +41,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
+LATER = {
+    "Cluster": "sharpwave.serve.cluster",
+    "ShardLostError": "sharpwave.serve.link",
+    "StoreServer": "sharpwave.serve.store_server",
+    "agents": "",
+    "connect": "sharpwave.serve.cluster",
+    "load": "sharpwave.loading",
+    "loading": "",
+}
+"""Names that are imported when they are first used, as most programs need none of them: the module that has each; "":
+it is a module itself."""
+
+
 def __getattr__(name: str) -> Any:
-    """Import clusters and data sets when they are first used: most programs need neither."""
-    if name in ("Cluster", "connect"):
-        from sharpwave.serve import cluster
-
-        return getattr(cluster, name)
-    if name == "ShardLostError":
-        from sharpwave.serve import link
-
-        return link.ShardLostError
-    if name == "StoreServer":
-        from sharpwave.serve import store_server
-
-        return store_server.StoreServer
-    if name in ("load", "loading"):
-        import sharpwave.loading as loading
-
-        return loading.load if name == "load" else loading
-    raise AttributeError(f"module 'sharpwave' has no attribute {name!r}")
+    """Import clusters, data sets and the trainer when they are first used."""
+    if name not in LATER:
+        raise AttributeError(f"module 'sharpwave' has no attribute {name!r}")
+    module = import_module(LATER[name] or f"sharpwave.{name}")
+    return getattr(module, name) if LATER[name] else module
 
 
 def __dir__() -> list[str]:
@@ -101,6 +103,7 @@ __all__ = [
     "Transitions",
     "Uniform",
     "UnknownCodecError",
+    "agents",
     "connect",
     "load",
     "step_spec",

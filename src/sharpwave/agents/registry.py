@@ -45,6 +45,12 @@ def kinds() -> list[str]:
     return [*({**_provided(), **AGENTS})]
 
 
+def class_names() -> dict[str, str]:
+    """Return the kind of each algorithm by its class's name: {"SAC": "sac", ...}."""
+    found = {**_provided(), **AGENTS}
+    return {path.rpartition(":")[2] if isinstance(path, str) else path.__name__: kind for kind, path in found.items()}
+
+
 def is_known(kind: str) -> bool:
     """Return whether there is an algorithm of this name."""
     return kind in AGENTS or kind in _provided()
