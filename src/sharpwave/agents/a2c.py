@@ -34,7 +34,7 @@ import numpy.typing as npt
 from gymnasium.spaces import Box
 
 import sharpwave as sw
-from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, softmax_actions, with_legal
+from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, softmax_actions, with_legal, within
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.learner import LearningRateSettings, NetworkAgent
 from sharpwave.agents.losses import lambda_returns, window_ends
@@ -136,6 +136,11 @@ class Categorical:
         taken = np.take_along_axis(log_policy, number[:, None], axis=1)[:, 0]
         return self.actions.actions(number), taken, {}
 
+    def best(self, predicted: Tensor) -> Tensor:
+        """Return the likeliest actions, [N, *shape], of predictions [N, k]: those of ``choose`` without ``rng``."""
+        made: Tensor = self.actions.actions(predicted.argmax(dim=1))
+        return made
+
     def log_probability(self, predicted: Tensor, batch: Any) -> Tensor:
         """Return the logarithm of the probability of a batch's actions, [B, T], given predictions [B, T, k]."""
         number: Tensor = self.actions.numbers(batch.action)
@@ -180,6 +185,11 @@ class Gaussian:
         wide = self._middle + self._half * raw.reshape(-1, *self.box.shape)
         action = wide.clip(self.box.low, self.box.high).astype(self.box.dtype, copy=False)
         return action, density, {RAW: raw}
+
+    def best(self, predicted: Tensor) -> Tensor:
+        mean, _ = predicted.chunk(2, dim=-1)
+        middle, half = (torch.from_numpy(one).to(mean.device) for one in (self._middle, self._half))
+        return within(middle + half * mean.reshape(-1, *self.box.shape), self.box)
 
     def log_probability(self, predicted: Tensor, batch: Any) -> Tensor:
         return normal_log_density(predicted, batch[RAW])
@@ -267,6 +277,9 @@ class ActorCritic(NetworkAgent):
             predicted = torch.from_numpy(legal_rows(self.infer(obs)[0], legal_in(self.spaces, obs)))
             action, log_probability, fields = self.distribution.choose(predicted, self._rng if explore else None)
         return Acted(action, state, {LOG_PROBABILITY: log_probability, **fields})
+
+    def best(self, predicted: Tensor, obs: Any) -> Tensor:
+        return self.distribution.best(with_legal(predicted, legal_in(self.spaces, obs)))
 
     # learn
 

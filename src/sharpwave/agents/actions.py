@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
 from sharpwave.agents.protocol import Spaces, space_text
-from sharpwave.extras import Tensor
+from sharpwave.extras import Tensor, torch
 from sharpwave.teams import ACTION_MASK, random_actions
 
 MAX_ACTIONS = 4_096
@@ -58,13 +58,25 @@ class NumberedActions:
         self._shape: tuple[int, ...] = () if isinstance(space, Discrete) else space.shape
         self._dtype: np.dtype[Any] = space.dtype
 
-    def actions(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return the actions [N, *shape] with the numbers int64 [N]."""
+    def actions(self, numbers: Any) -> Any:
+        """Return the actions [N, *shape] with the numbers int64 [N], an array or a tensor."""
+        if not isinstance(numbers, np.ndarray):
+            return self._tensor(numbers)
         if not self._shape:
             return (numbers + self._starts[0]).astype(self._dtype, copy=False)
         parts = np.stack(np.unravel_index(numbers, self._sizes), axis=1) + np.asarray(self._starts)
         made: npt.NDArray[Any] = parts.astype(self._dtype).reshape(len(numbers), *self._shape)
         return made
+
+    def _tensor(self, numbers: Tensor) -> Tensor:
+        dtype = torch.from_numpy(np.empty(0, self._dtype)).dtype
+        if not self._shape:
+            return (numbers + self._starts[0]).to(dtype)
+        parts = []
+        for size, start in zip(reversed(self._sizes), reversed(self._starts), strict=True):
+            parts.append(numbers % size + start)
+            numbers = numbers // size
+        return torch.stack(parts[::-1], dim=1).to(dtype).reshape(-1, *self._shape)
 
     def numbers(self, actions: Any) -> Any:
         """Return the numbers int64 [...] of actions [..., *shape], an array or a tensor. Inverse of :meth:`actions`.
@@ -118,6 +130,12 @@ def with_legal(values: Tensor, legal: Tensor | None, taken: Tensor | None = None
 def legal_rows(values: npt.NDArray[np.float32], legal: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.float32]:
     """Do as ``with_legal``, for arrays [N, A]."""
     return values if legal is None else np.where(legal, values, np.float32(-np.inf))
+
+
+def within(actions: Tensor, box: Box) -> Tensor:
+    """Return actions [N, *shape] between the bounds of their space, and of its dtype."""
+    low, high = (torch.from_numpy(one).to(actions.device) for one in (box.low, box.high))
+    return actions.clamp(low, high).to(low.dtype)
 
 
 def epsilon_greedy(

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from gymnasium.spaces import Box
 
 import sharpwave as sw
-from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with_legal
+from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with_legal, within
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.learner import NetworkAgent, move_towards
 from sharpwave.agents.losses import action_cross_entropy, squared
@@ -111,6 +111,13 @@ class BC(NetworkAgent):
         assert self.box is not None
         action = predicted.reshape(len(predicted), *self.box.shape).clip(self.box.low, self.box.high)
         return Acted(action.astype(self.box.dtype, copy=False), state)
+
+    def best(self, predicted: Tensor, obs: Any) -> Tensor:
+        if self.numbered is not None:
+            numbered: Tensor = self.numbered.actions(with_legal(predicted, legal_in(self.spaces, obs)).argmax(dim=1))
+            return numbered
+        assert self.box is not None
+        return within(predicted.unflatten(1, self.box.shape), self.box)
 
     # learn
 

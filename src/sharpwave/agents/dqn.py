@@ -20,7 +20,7 @@ import numpy.typing as npt
 from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with_legal
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.exploration import ExplorationSettings, Strategy
-from sharpwave.agents.learner import PRECISIONS, LearningRateSettings, NetworkAgent, move_towards, to_tensors
+from sharpwave.agents.learner import PRECISIONS, LearningRateSettings, NetworkAgent, move_towards
 from sharpwave.agents.losses import huber, signed_parabolic, squared
 from sharpwave.agents.protocol import Acted, Bools, Floats, Learned, Obs, Rows, Valued
 from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
@@ -133,6 +133,10 @@ class QAgent(NetworkAgent):
     def values(self, obs: Obs) -> npt.NDArray[np.float32]:
         """Return Q, float32 [N, A], for observations [N, ...]; -infinity for illegal actions."""
         return legal_rows(self.infer(obs)[0], legal_in(self.spaces, obs))
+
+    def best(self, predicted: Tensor, obs: Any) -> Tensor:
+        made: Tensor = self.actions.actions(with_legal(predicted, legal_in(self.spaces, obs)).argmax(dim=-1))
+        return made
 
     def values_along(self, obs: Obs, action: Rows, reward: Rows, state: Any) -> Valued:
         return Valued(self.values(obs), self.actions.numbers(action), state)
@@ -258,10 +262,10 @@ class DQN(TargetQAgent):
 
     # act
 
-    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
-        with torch.inference_mode(), self.autocast():
-            predicted = self.online(self.inputs(to_tensors(obs, self.device)))
-        return (self.q_of(predicted).float().cpu().numpy(),)
+    def predicted(self, obs: Any) -> Tensor:
+        with self.autocast():
+            predicted = super().predicted(obs)
+        return self.q_of(predicted).float()
 
     def q_of(self, predicted: Tensor) -> Tensor:
         """Return Q [B, A] of the network's predictions."""

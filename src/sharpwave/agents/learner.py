@@ -129,8 +129,41 @@ class NetworkAgent(Agent):
     def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
         """Return the predictions of the network that explores, float32 [N, ...], those of illegal actions included."""
         with torch.inference_mode():
-            predicted = self.acting(True)(self.inputs(to_tensors(obs, self.device)))
-            return (predicted.cpu().numpy(),)
+            return (self.predicted(to_tensors(obs, self.device)).cpu().numpy(),)
+
+    def predicted(self, obs: Any) -> Tensor:
+        """Return what ``infer`` does, as a tensor, of a tensor or a dict of tensors."""
+        predicted: Tensor = self.acting(True)(self.inputs(obs))
+        return predicted
+
+    # export: ``act`` without exploring, as operations on tensors that other programs can run
+
+    @property
+    def remembers(self) -> bool:
+        return bool(self.memory())
+
+    def memory(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what each lane carries from step to step, by name: zeros where an episode begins."""
+        return {}
+
+    def decide(self, obs: Any, memory: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Choose the actions that ``act`` chooses without exploring.
+
+        Args:
+            obs: [N, ...], a tensor or a dict of tensors.  memory: float32 [N, ...], of ``memory``.
+        Returns:
+            actions for the environment, [N, ...]; the memory after them, as far as it is known before the outcome.
+        Raises:
+            NotImplementedError: acting takes more than operations on tensors.
+        """
+        return self.best(self.predicted(obs), obs), {}
+
+    def best(self, predicted: Tensor, obs: Any) -> Tensor:
+        """Return the actions, [N, ...], that predictions for observations [N, ...] favor.
+
+        Raises: NotImplementedError: as ``decide``.
+        """
+        raise NotImplementedError(f"{self.settings.kind} has no form for other programs: it does not define best()")
 
     # learn
 

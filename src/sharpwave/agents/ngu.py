@@ -189,6 +189,12 @@ class NGU(R2D2):
         beta = memory[0][:, self._policy_at :] @ self.betas[:, None]
         return self.combined(torch.from_numpy(predicted), torch.from_numpy(beta)).numpy(), recurrent
 
+    def decide(self, obs: Any, memory: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        raise NotImplementedError(
+            f"{self.settings.kind} has no form for other programs: it acts by how novel an observation is among all "
+            "of its episode, which it searches beside its network"
+        )
+
     def observe(self, state: Any, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> Any:
         observed: Any = super().observe(state, reward, ended)
         return replace(observed, memory=state.memory.without(ended))

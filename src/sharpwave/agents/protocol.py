@@ -231,6 +231,11 @@ class Agent(Protocol):
         """Return the state of ``Acted`` for other actions [lanes, ...] than those it chose, made in their place."""
         return state
 
+    @property
+    def remembers(self) -> bool:
+        """Whether actions depend on earlier steps of the episode, which the acting state then holds."""
+        return self.begin(1) is not None
+
     def observe(self, state: State, reward: Rows, ended: Bools) -> State:
         """Return the state for the next ``act``, given the outcome; lanes that ``ended`` begin a new episode."""
         return state

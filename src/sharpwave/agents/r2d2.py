@@ -6,7 +6,7 @@ Source: Kapturowski et al. (2019), Recurrent experience replay in distributed re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -213,6 +213,18 @@ class R2D2(TargetQAgent):
             recurrent, previous = self._parted(memory[0])
             q, recurrent = self.online.step(self.inputs(to_tensors(obs, self.device)), previous, recurrent)
             return q.cpu().numpy(), recurrent.cpu().numpy()
+
+    def memory(self) -> dict[str, tuple[int, ...]]:
+        return {CORE: (self._reward_at,), "reward": ()}
+
+    def decide(self, obs: Any, memory: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        core, reward = memory[CORE], memory["reward"]
+        recurrent, action = core.tensor_split([self.online.state_size], dim=1)
+        beside = torch.cat([action, reward.unsqueeze(1)], dim=1)
+        q, recurrent = self.online.step(self.inputs(obs), beside, recurrent)
+        number = with_legal(q, legal_in(self.spaces, obs)).argmax(dim=1)
+        after = torch.cat([recurrent, nn.functional.one_hot(number, self.num_actions).to(recurrent.dtype)], dim=1)
+        return self.actions.actions(number), {CORE: after}
 
     def _parted(self, core: npt.NDArray[np.float32]) -> tuple[Tensor, Tensor]:
         """Split cores into the recurrent state [lanes, n], and the core's input beside it [lanes, beside]."""

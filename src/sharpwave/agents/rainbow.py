@@ -173,6 +173,12 @@ class Rainbow(DQN):
             silence(self.online)
         return super().act(obs, state, step, explore)
 
+    def decide(self, obs: Any, memory: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        from sharpwave.agents.distributional import silence
+
+        silence(self.online)
+        return super().decide(obs, memory)
+
     @property
     def inference_space(self) -> Space[Any] | None:
         # Noise is drawn for all lanes of an actor, by its own generator.

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
+from sharpwave.agents.actions import within
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.learner import PRECISIONS, NetworkAgent, move_towards
 from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces, space_text
@@ -80,13 +81,22 @@ class BoxActions:
         self._unscaled = bool((low == -1).all() and (high == 1).all())
         self._centre, self._half = (low + high) / 2, (high - low) / 2
 
-    def actions(self, scaled: npt.NDArray[np.floating]) -> npt.NDArray[Any]:
-        """Return the environment's actions [N, *shape] for float [N, size] in -1 ... 1."""
+    def actions(self, scaled: Any) -> Any:
+        """Return the environment's actions [N, *shape] for float [N, size] in -1 ... 1, an array or a tensor."""
+        if not isinstance(scaled, np.ndarray):
+            return self._tensor(scaled)
         wide = scaled.reshape(len(scaled), *self._space.shape)
         if not self._unscaled:
             wide = self._centre + self._half * wide
         # Rounding may lead past a bound.
         return wide.astype(self._space.dtype).clip(self._space.low, self._space.high)
+
+    def _tensor(self, scaled: Tensor) -> Tensor:
+        wide = scaled.reshape(-1, *self._space.shape)
+        if not self._unscaled:
+            centre, half = (torch.from_numpy(one).to(scaled.device) for one in (self._centre, self._half))
+            wide = centre + half * wide
+        return within(wide.to(torch.from_numpy(self._space.low).dtype), self._space)
 
     def scaled(self, actions: Tensor) -> Tensor:
         """Return float32 [B, size] in -1 ... 1 for actions [B, *shape] of the environment: the inverse."""
@@ -150,6 +160,10 @@ class TwinCritics(NetworkAgent):
         else:
             scaled = self.choose(self.infer(obs)[0], self._rng if explore else None)
         return Acted(self.actions.actions(scaled), state)
+
+    def best(self, predicted: Tensor, obs: Any) -> Tensor:
+        made: Tensor = self.actions.actions(predicted.chunk(self.OUTPUTS, dim=1)[0].tanh())
+        return made
 
     @abstractmethod
     def choose(self, output: npt.NDArray[np.float32], rng: np.random.Generator | None) -> npt.NDArray[np.floating]:

@@ -25,9 +25,9 @@ import numpy as np
 from sharpwave.agents.actions import epsilon_greedy
 from sharpwave.agents.dqn import QState
 from sharpwave.agents.exploration import EpsilonGreedy
-from sharpwave.agents.learner import NetworkAgent, move_towards, to_tensors
+from sharpwave.agents.learner import NetworkAgent, move_towards
 from sharpwave.agents.losses import squared
-from sharpwave.agents.protocol import Acted, Bools, Learned, Obs, Rows
+from sharpwave.agents.protocol import Acted, Bools, Learned, Obs
 from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import Checked, setting
 from sharpwave.extras import Tensor, nn, torch
@@ -65,10 +65,13 @@ class TeamAgent(NetworkAgent):
         self.team = team_of(self.spaces, self.Settings.kind)
         self.inputs = TeamInputs(self.spaces, self.team).to(self.device)
 
-    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
+    def predicted(self, obs: Any) -> Tensor:
         """Return Q or logits of each agent's actions, float32 [lanes, N, A], illegal ones included."""
-        with torch.inference_mode():
-            return (self.acting(True)(self.inputs(to_tensors(obs, self.device)).agents).cpu().numpy(),)
+        predicted: Tensor = self.acting(True)(self.inputs(obs).agents)
+        return predicted
+
+    def best(self, predicted: Tensor, obs: Any) -> Tensor:
+        return best_legal(predicted, self.inputs(obs).legal)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from gymnasium.vector.utils import batch_space
 from safetensors.torch import load, save
 
 import sharpwave as sw
+from sharpwave.agents.learner import NetworkAgent, to_tensors
 from sharpwave.agents.protocol import Acted, Agent, Spaces
 from sharpwave.configuration import from_table, leaves, to_table
 from sharpwave.training.checkpoints import is_tensors
@@ -209,6 +210,46 @@ class AgentSuite:
             for lane, acted in enumerate(expected):
                 other = acted.action if name == "action" else acted.fields[name]
                 np.testing.assert_array_equal(np.asarray(value)[lane], np.asarray(other)[lane], err_msg=name)
+
+    def test_its_tensors_act_alike(self) -> None:
+        """The form that is exported makes the actions of ``act`` without exploring, and carries the same memory."""
+        agent = self.fresh()
+        if not isinstance(agent, NetworkAgent):
+            pytest.skip("agents of other bases are not exported")
+        state, kind = agent.begin(LANES), agent.settings.kind
+        memory = {name: torch.zeros(LANES, *shape) for name, shape in agent.memory().items()}
+        rng = np.random.default_rng(5)
+        for step in range(ACTING_STEPS):
+            obs = self.observations(step)
+            acted = agent.act(obs, state, 0, explore=False)
+            try:
+                with torch.inference_mode():
+                    action, known = agent.decide(to_tensors(obs, agent.device), memory)
+            except NotImplementedError as error:
+                assert kind in str(error)
+                pytest.skip(str(error))
+            assert action.numpy().dtype == self.spaces.action.dtype
+            np.testing.assert_allclose(action.numpy(), acted.action, rtol=1e-5, atol=1e-6)
+            reward, ended = rng.normal(size=LANES).astype(np.float32), rng.random(LANES) < 0.2
+            state = agent.observe(acted.state, reward, ended)
+            outcome = {**known, "reward": torch.from_numpy(reward)}
+            begun = torch.from_numpy(ended)
+            memory = {
+                name: torch.where(begun.view(-1, *[1] * len(shape)), 0.0, outcome[name])
+                for name, shape in agent.memory().items()
+            }
+
+    def test_it_says_whether_it_remembers(self) -> None:
+        """An agent that says it does not acts in every state as in a fresh one."""
+        agent = self.fresh()
+        if agent.remembers:
+            return
+        state = agent.begin(LANES)
+        for step in range(ACTING_STEPS):
+            obs = self.observations(step)
+            acted = agent.act(obs, state, 0, explore=False)
+            np.testing.assert_array_equal(acted.action, agent.act(obs, agent.begin(LANES), 0, explore=False).action)
+            state = agent.observe(acted.state, np.ones(LANES, np.float32), np.zeros(LANES, np.bool_))
 
     def test_scored_lanes_and_schedules(self) -> None:
         agent = self.fresh()
