@@ -75,9 +75,12 @@ class Oracle:
         baseline = baselines[self.settings.dueling_baseline]
         return value + advantage - (baseline.unsqueeze(-2) if baseline.ndim else baseline)
 
+    def features(self, weights, obs):
+        return torch.relu(obs @ weights["torso.0.weight"].T + weights["torso.0.bias"])
+
     def predict(self, weights, noise, obs, fractions=None):
         """Q [B, A], logits of atoms [B, A, K] or quantiles [B, A, N]."""
-        features = torch.relu(obs @ weights["torso.0.weight"].T + weights["torso.0.bias"])
+        features = self.features(weights, obs)
         if self.settings.head != "iqn":
             predicted = self.streams(weights, noise, self.hidden(weights, noise, features))
             return predicted[..., 0] if self.settings.head == "expected" else predicted

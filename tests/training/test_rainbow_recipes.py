@@ -16,7 +16,7 @@ TINY = {"steps": 160, "warmup_steps": 120, "capacity": 1_000, "update_every": 8,
     "name",
     [
         *("minatar", "minatar-rainbow", "minatar-iqn", "rainbow"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("data-efficient-rainbow", "iqn")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("data-efficient-rainbow", "der", "drq", "iqn")),
     ],
 )
 def test_it_trains_and_its_policy_plays(name):

@@ -23,7 +23,7 @@ def test_recipes_survive_json(name):
 
 def test_recipes_that_were_never_run_to_a_score_say_so():
     named = {name for name, about in recipe_names().items() if "Experimental" in about}
-    assert named == {"rainbow", "data-efficient-rainbow", "iqn", "drqn", "r2d2-atari", "r2d3-atari"}
+    assert named == {"rainbow", "data-efficient-rainbow", "der", "drq", "iqn", "drqn", "r2d2-atari", "r2d3-atari"}
 
 
 def test_a_recipe_has_the_settings_of_another_but_for_its_own():
@@ -83,6 +83,7 @@ def test_errors_name_the_option(changes, message):
         ("rainbow", {"epsilon_end": 0.1}, "--epsilon-end: .* it needs --no-noisy or --noisy-epsilon"),
         ("rainbow", {"noisy": False, "noisy_sigma": 0.1}, "--noisy-sigma: .* it needs --noisy"),
         ("rainbow", {"munchausen_lowest": -2.0}, "--munchausen-lowest: .* it needs --munchausen above 0"),
+        ("rainbow", {"augmentations": 2}, "--augmentations: .* it needs --random-shift or --random-intensity above 0"),
         ("pong", {"double": False}, "--double: .* it needs --munchausen 0"),
         ("gymnasium", {"dueling_baseline": "max"}, "--dueling-baseline: .* it needs --dueling"),
         ("gymnasium", {"target_every": 500}, "--target-every: .* it needs --target-tau 0"),

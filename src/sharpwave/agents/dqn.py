@@ -215,6 +215,14 @@ class DQNSettings(QSettings):
         LEARNING,
         at_least=0,
     )
+    random_intensity: float = setting(
+        0.0,
+        "images: deviation of the random factor, of mean 1, by which each image of a batch is multiplied; 0: none; "
+        "DrQ: .05",
+        LEARNING,
+        at_least=0,
+        below=0.5,
+    )
     precision: str = setting(
         "float32", "precision of networks; auto: bfloat16 if the CPU supports it", LEARNING, choices=PRECISIONS
     )
@@ -225,7 +233,7 @@ class DQNSettings(QSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("standardize", "random_shift"):
+        for name in ("standardize", "random_shift", "random_intensity"):
             expect(self, name, not (getattr(self, name) and self.network == "mlp"), "a network for images with it")
 
     def unused(self) -> Iterator[tuple[str, str]]:
@@ -247,7 +255,7 @@ class DQN(TargetQAgent):
         from sharpwave.agents.inputs import FrameInputs, has
 
         inputs = super().make_inputs(standardize)
-        for name, off in (("standardize", "--no-standardize"), ("random_shift", "0")):
+        for name, off in (("standardize", "--no-standardize"), ("random_shift", "0"), ("random_intensity", "0")):
             needless = getattr(self.settings, name) and not has(inputs, FrameInputs)
             expect(self.settings, name, not needless, f"{off}: no observation is an image")
         return inputs
@@ -315,11 +323,13 @@ class DQN(TargetQAgent):
         return huber(td_error, settings.huber_delta) if settings.loss == "huber" else squared(td_error)
 
     def training_inputs(self, obs: Any) -> Any:
-        """Preprocess a batch's observations for an update."""
-        from sharpwave.agents.inputs import random_shift
+        """Preprocess a batch's observations for an update, and augment its images."""
+        from sharpwave.agents.augmentation import random_intensity, random_shift
 
-        inputs, pixels = self.inputs(obs), self.settings.random_shift
-        return random_shift(inputs, pixels, self._rng) if pixels else inputs
+        inputs, settings = self.inputs(obs), self.settings
+        if settings.random_shift:
+            inputs = random_shift(inputs, settings.random_shift, self._rng)
+        return random_intensity(inputs, settings.random_intensity, self._rng) if settings.random_intensity else inputs
 
 
 def double_q_targets(next_q: Tensor, next_q_online: Tensor, reward: Tensor, discount: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ Adam, target copies and saving are DQN's; settings, network, acting and loss are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -69,6 +69,19 @@ class RainbowSettings(DQNSettings):
     noisy_sigma: float = setting(0.5, "noisy: initial scale of the noise", EXPLORATION, at_least=0)
     noisy_epsilon: bool = setting(False, "noisy: random actions too, with probability epsilon", EXPLORATION)
 
+    augmentations: int = setting(
+        1,
+        "augmented copies of each observation over which the loss is averaged; M in DrQ",
+        LEARNING,
+        at_least=1,
+    )
+    target_augmentations: int = setting(
+        1,
+        "augmented copies of each next observation over which the target is averaged; K in DrQ",
+        LEARNING,
+        at_least=1,
+    )
+
     munchausen: float = setting(
         0.0,
         "weight of the policy's log-probability in rewards, with a soft policy in targets (double is then not used); "
@@ -88,6 +101,11 @@ class RainbowSettings(DQNSettings):
         expect(self, "explore", not self.noisy or self.explore == "epsilon", "epsilon; softmax needs --no-noisy")
         expect(self, "highest_return", self.highest_return > lowest, f"above the {lowest} of --lowest-return")
 
+    @property
+    def augmented(self) -> bool:
+        """Whether images are augmented."""
+        return self.random_shift > 0 or self.random_intensity > 0
+
     def unused(self) -> Iterator[tuple[str, str]]:
         for name, needs in super().unused():
             if name != "huber_delta":
@@ -96,6 +114,9 @@ class RainbowSettings(DQNSettings):
             yield "exploration", "--no-noisy or --noisy-epsilon"
         if not self.noisy:
             yield from dict.fromkeys(("noisy_sigma", "noisy_epsilon"), "--noisy").items()
+        if not self.augmented:
+            needs = "--random-shift or --random-intensity above 0"
+            yield from dict.fromkeys(("augmentations", "target_augmentations"), needs).items()
         if self.munchausen == 0:
             yield from dict.fromkeys(("munchausen_temperature", "munchausen_lowest"), "--munchausen above 0").items()
         else:
@@ -201,18 +222,28 @@ class Rainbow(DQN):
     # learn
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
-        head = self.head
+        """Compute the weighted mean of the items' losses, and TD errors, unweighted.
+
+        Both are means over ``augmentations`` copies of the observations, and targets over ``target_augmentations`` of
+        the next ones (Yarats, Kostrikov and Fergus 2021, DrQ, algorithm 1), each copy with noise of its own.
+        """
+        head, settings = self.head, self.settings
         action = self.actions.numbers(batch.action)
         fractions, next_fractions = self._fractions(len(action)), self._fractions(len(action))
         with self.autocast():
             # First: autocast caches rounded weights, and those of a pass without gradient would carry none.
-            inputs = self.training_inputs(batch.obs)
-            predicted = self._predicted(self.online, inputs, fractions)
+            predicted = []
+            for _ in range(settings.augmentations):
+                inputs = self.training_inputs(batch.obs)
+                predicted.append(self._predicted(self.online, inputs, fractions))
             with torch.no_grad():
-                next_predicted, policy, reward = self._bootstrap(batch, action, inputs, next_fractions)
-        target = head.target(next_predicted, policy, reward, batch.discount)
-        taken = predicted[torch.arange(len(action), device=action.device), action]
-        losses, errors = head.loss(taken, target, fractions)
+                nexts = [
+                    self._bootstrap(batch, action, inputs, next_fractions) for _ in range(settings.target_augmentations)
+                ]
+        targets = [head.target(following, policy, reward, batch.discount) for following, policy, reward in nexts]
+        target, rows = _mean(targets), torch.arange(len(action), device=action.device)
+        compared = [head.loss(one[rows, action], target, fractions) for one in predicted]
+        losses, errors = (_mean(parts) for parts in zip(*compared, strict=True))
         return (batch.weights * losses).mean(), errors
 
     def _bootstrap(
@@ -230,7 +261,7 @@ class Rainbow(DQN):
             next_predicted = self._predicted(self.target, next_inputs, next_fractions)
             chooses = self._predicted(self.online, next_inputs) if settings.double else next_predicted
             return next_predicted, greedy_policy(with_legal(head.values(chooses), next_legal)), batch.reward
-        if settings.random_shift:
+        if settings.augmented:
             inputs = self.inputs(batch.obs)
         if isinstance(inputs, torch.Tensor) and not settings.noisy and next_fractions is None:
             # One pass over both takes less time than two, and gives the same.
@@ -255,6 +286,10 @@ class Rainbow(DQN):
     def _fractions(self, items: int) -> Tensor | None:
         fractions = self.head.draw(items, self._rng)
         return None if fractions is None else fractions.to(self.device)
+
+
+def _mean(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(list(parts)).mean(dim=0)
 
 
 def greedy_policy(q: Tensor) -> Tensor:
