@@ -190,7 +190,7 @@ class Field:
 
     @property
     def text(self) -> Text | None:
-        """What values are, if they are text: "str" or "bytes"."""
+        """Kind of the values' text, "str" or "bytes", if they are text."""
         return cast(Text, self.dtype) if self.dtype in ("str", "bytes") else None
 
     @cached_property
@@ -215,7 +215,7 @@ class Field:
 
     @cached_property
     def kind(self) -> Kind:
-        """What the rows of a ragged field are, for its codec; a shared value of one length is a row of one item."""
+        """Kind of a ragged field's rows, for its codec; a shared value of one length is a row of one item."""
         if not self.ragged:
             return Kind(self.np_dtype, self.shape, None, 1, self.item_bytes)
         return Kind(self.np_dtype, self.inner, self.text, self.most_items, self.room_bytes)
@@ -356,7 +356,7 @@ class Spec:
 
     @cached_property
     def columns(self) -> dict[str, Field]:
-        """What a segment's columns have, by the field's name (``Field.column``)."""
+        """Content of a segment's columns, by the field's name (``Field.column``)."""
         return {name: field.column for name, field in self.fields.items()}
 
     @cached_property

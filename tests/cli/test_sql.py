@@ -123,10 +123,8 @@ def test_an_interrupt_ends_a_query(written: Any) -> None:
             assert process.poll() is None
             time.sleep(0.01)
         time.sleep(1)
-        begun = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130, process.stderr
-        assert time.monotonic() - begun < 30
+        assert process.wait(30) == 130, process.stderr
 
 
 def test_it_prints_a_table_and_comma_separated_values(here: Any, written: Any) -> None:

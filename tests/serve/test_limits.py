@@ -277,10 +277,8 @@ def test_a_writer_whom_a_limiter_holds_up_gives_up_after_its_timeout(tmp_path: P
         play(writer, 2, 100, 0)
         for _ in range(4):
             replay.sample(32)
-        begun = time.monotonic()
         with pytest.raises(sw.LimiterTimeoutError, match=r"not taken in 1\.5 s: .*limiter waits for its learner"):
             play(writer, 2, 3000, 1)
-        assert time.monotonic() - begun < 30
         waiting = writer.delivery.waiting
         for _ in range(100):
             replay.sample(64, timeout=10.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +87,7 @@ def test_a_new_name_goes_past_a_shard_that_stays_away(tmp_path: Path) -> None:
         known = place(there.cluster.writer(name="known", shard=0))
         there.servers[1].close()
         assert place(there.cluster.writer(name="known", timeout=3600)) == known  # waits for nobody
-        began = time.monotonic()
         assert {place(there.cluster.writer(name=name, timeout=0.5))[0] for name in NAMES} == {0}
-        assert time.monotonic() - began > 0.5
 
 
 @pytest.mark.parametrize("given", [{"shard": 0}, {"shard": 0, "name": "a"}, {"name": "a"}])
@@ -99,10 +96,8 @@ def test_a_writer_waits_for_its_shard_that_is_away(given: dict[str, Any], tmp_pa
         there.cluster.writer(name="a").close()
         address = there.servers[0].address
         there.servers[0].close()
-        began = time.monotonic()
         with pytest.raises(ShardLostError, match="nothing answers there"):
             there.cluster.writer(timeout=0.3, **given)
-        assert time.monotonic() - began > 0.3
         again: list[Server] = []
         back = threading.Timer(0.3, lambda: again.append(Server(there.shards[0], address, Security(b""))))
         back.start()

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 import sharpwave as sw
+from sharpwave.arrays import Array
 from sharpwave.bench.played import LANES, PlayedSteps
 
 CHUNK = 64
 """Time steps of a recording that are read at once."""
 ALPHA, BETA = 0.6, 0.4
 
-Array = npt.NDArray[Any]
 Sampled = tuple[Array, Array, Array]
 """Batch to be checked: [B, *obs_shape] observations and successors, and the numbers of the steps."""
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.bench.contenders import SETUPS, Array, Contender, Sharpwave
+from sharpwave.arrays import Array
+from sharpwave.bench.contenders import SETUPS, Contender, Sharpwave
 from sharpwave.bench.machine import answer, available_bytes, cores
 from sharpwave.bench.played import PlayedSteps, read
 from sharpwave.native import core

@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arrays import Array, Bools, Ints
 from sharpwave.spec import Spec
 
 LANES = 8
 
-Array = npt.NDArray[Any]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 ALL = slice(None)
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.arrays import Array
 from sharpwave.extras import install
 
 try:
@@ -28,8 +28,6 @@ from sharpwave.spaces import refuse_variable
 from sharpwave.spec import Field
 from sharpwave.step_infos import FINALS
 from sharpwave.views.step_views import NStep
-
-Array = npt.NDArray[Any]
 
 
 class Samples(NamedTuple):

@@ -11,13 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
-from sharpwave.arrays import Bools
+from sharpwave.arrays import Array, Bools
 from sharpwave.spec import MAX_ROW_BYTES, Field
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)

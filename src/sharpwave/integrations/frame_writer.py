@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sharpwave.arrays import Bools, Ints
+from sharpwave.arrays import Array, Bools, Ints
 from sharpwave.integrations.any_length import plain_rows
 from sharpwave.integrations.frame_stacks import Stack, same_bits
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.views.step_views import NStep
 
-Array = npt.NDArray[Any]
 Named = dict[str, Array]
 
 ONE = ""

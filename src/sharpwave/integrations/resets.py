@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
-from sharpwave.arrays import Bools, Ints
+from sharpwave.arrays import Array, Bools, Ints
 from sharpwave.integrations.frame_stacks import same_bits
 
-Array = npt.NDArray[Any]
 Named = dict[str, Array]
 
 SURE = 4

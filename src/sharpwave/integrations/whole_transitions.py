@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.arrays import Bools, Ints
+from sharpwave.arrays import Array, Bools, Ints
 from sharpwave.errors import StoreInUseError
 from sharpwave.integrations.frame_stacks import Stack, finders
 from sharpwave.integrations.frame_writer import ONE, FrameWriter, LaneEnds, Named, stacks_in
@@ -26,7 +26,6 @@ from sharpwave.integrations.resets import Resets
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 
-Array = npt.NDArray[Any]
 Obs = Any
 """An array, or a dict of arrays."""
 

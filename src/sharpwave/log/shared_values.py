@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.arrays import Bytes
+from sharpwave.arrays import Array, Bytes
 from sharpwave.codecs import shared
 from sharpwave.codecs.ragged import Kind
 from sharpwave.codecs.shared import HEAD, KEY_BYTES, RECORD_BYTES
@@ -24,7 +24,6 @@ from sharpwave.format.region import RECORD
 from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
 
-Ints = npt.NDArray[Any]
 Rows = Mapping[str, npt.NDArray[Any]]
 Key = tuple[int, int]
 """A column, and the key of a value there."""
@@ -115,7 +114,7 @@ class SharedValues:
             found[name] = {"values": values, "bytes": nbytes - RECORD_BYTES * values}
         return found
 
-    def full(self, slots: Ints) -> list[int]:
+    def full(self, slots: Array) -> list[int]:
         """Return the positions in ``slots`` [n] of segments with so many new values that they are sealed early."""
         share = self.share()
         return [i for i, slot in enumerate(slots.tolist()) if self._new.get(slot, 0) >= share]
@@ -135,7 +134,7 @@ class SharedValues:
         room = share - self._new.get(slot, 0)
         return max(1, int(np.searchsorted(np.cumsum(sizes), room, side="right")))
 
-    def put(self, slots: Ints, rows: Rows) -> tuple[dict[str, npt.NDArray[Any]], list[tuple[int, int]]]:
+    def put(self, slots: Array, rows: Rows) -> tuple[dict[str, npt.NDArray[Any]], list[tuple[int, int]]]:
         """Hold the values of steps that are about to be written to segments in ``slots`` [n].
 
         Returns the rows by field with keys, uint64 [n, 2], in the place of values; and for ``take_back``.

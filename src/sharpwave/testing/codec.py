@@ -24,14 +24,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave.arrays import Bytes
 from sharpwave.codecs import registry
 from sharpwave.codecs.protocol import Codec, Packed, as_bytes
 from sharpwave.errors import DamagedError
 from sharpwave.offline.folder_check import check
 from sharpwave.testing.columns import ColumnsInMemory, naive_window, pictures
 from sharpwave.views.gather import DECODED
-
-Bytes = npt.NDArray[np.uint8]
 
 SETTINGS = settings(
     max_examples=min(60, 2 * settings().max_examples),  # fewer only where the profile asks for few

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
+from sharpwave.arrays import Bytes, Ints
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
 from sharpwave.codecs.protocol import Codec
 from sharpwave.format import segment
@@ -16,9 +17,6 @@ from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.spec import Field
 from sharpwave.views.cutting import CutReader, CutRows
 from sharpwave.views.gather import FieldReader
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 SIZES = (1, 7, 8, 24, 60, 200)
 

@@ -24,8 +24,6 @@ from hypothesis import strategies as st
 import sharpwave as sw
 from sharpwave.sampling.protocol import Draw, Sampler, check_sampler
 
-Ints = npt.NDArray[np.int64]
-
 SETTINGS = settings(
     max_examples=min(60, 2 * settings().max_examples),  # fewer only where the profile asks for few
     deadline=None,

@@ -194,7 +194,7 @@ def _unreadable(source: str, error: Exception) -> ValueError:
 
 def learned_from(store: sw.Store | sw.Cluster, view: Any) -> dict[str, Any] | None:
     """Return the identity of the recorded data that a run learns from (``RecordedEpisodes.origin``); None: there are
-    none, or an earlier release read them."""
+    none."""
     memory = view.demonstrations if isinstance(view, DemonstratedReplay) else store
     said = memory.annotations().get(LEARNED_FROM) if isinstance(memory, sw.Store) else None
     return said if isinstance(said, dict) else None

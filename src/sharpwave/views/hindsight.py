@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from sharpwave.arguments import is_number
-from sharpwave.arrays import Floats, Int32s, Ints
+from sharpwave.arrays import Array, Floats, Int32s, Ints
 from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.spec import MAX_REWARD, Spec
@@ -22,8 +21,6 @@ from sharpwave.views import gather
 from sharpwave.views.batch import Batch
 from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.step_views import NStep
-
-Array = npt.NDArray[Any]
 
 GoalFunction = Callable[[Any, Any, Any], Any]
 """``compute_reward`` of a goal environment: achieved_goal [n, *shape], desired_goal [n, *shape] and info to [n]."""

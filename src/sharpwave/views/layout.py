@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.arrays import Floats, Ints
+from sharpwave.arrays import Array, Floats, Ints
 from sharpwave.memory.arena import rounded
 from sharpwave.memory.batch_pool import Block, Root, block_size
 from sharpwave.native import core
 from sharpwave.ragged import Ragged
 from sharpwave.sampling.protocol import Draw
 from sharpwave.views.ids import tagged
-
-Array = npt.NDArray[Any]
 
 COMMON = (("weights", np.float32), ("probabilities", np.float64), ("ids", np.int64))
 LARGE = 256

@@ -119,7 +119,7 @@ class Views(LogListener):
             except NO_STATE as error:
                 damages.append(_begins_anew(state, files, error))
         gone = [state for state in found if (state["generation"] < 0).all()]  # their largest priorities count on
-        gone.sort(key=lambda state: int(state.get("total_steps", 0)))
+        gone.sort(key=lambda state: int(state["total_steps"]))
         for number, state in enumerate(found):
             if any(state is one for one in gone[:-MAX_GONE]):  # or views of old names would pile up
                 files.delete(state["name"])

@@ -8,17 +8,15 @@ import weakref
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.her import her_replay_buffer
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 
+from sharpwave.arrays import Array
 from sharpwave.integrations.sb3.sb3_buffer import ReplayBuffer
 from sharpwave.views.hindsight import Episode, Final, Future, Goals, Hindsight
-
-Array = npt.NDArray[Any]
 
 GOALS = frozenset({"achieved_goal", "desired_goal"})
 STRATEGIES: dict[GoalSelectionStrategy, type[Goals]] = {

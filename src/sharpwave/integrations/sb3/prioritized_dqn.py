@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from stable_baselines3 import DQN
 from stable_baselines3.common.vec_env import VecNormalize
 from torch.nn import functional
 
+from sharpwave.arrays import Array
 from sharpwave.integrations.sb3.sb3_buffer import ReplayBuffer
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.views.batch import Batch
-
-Array = npt.NDArray[Any]
 
 
 class PrioritizedSamples(NamedTuple):

@@ -15,6 +15,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sharpwave.arrays import Array
 from sharpwave.integrations.whole_transitions import WholeTransitions, packed, unpacked
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
@@ -25,8 +26,6 @@ from sharpwave.store import Store
 from sharpwave.views.batch import Batch
 from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import NStep
-
-Array = npt.NDArray[Any]
 
 NO_FLOATS = np.zeros(0, np.float32)
 PLACES = 0

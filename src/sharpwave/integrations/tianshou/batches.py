@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from tianshou.data import Batch
 
+from sharpwave.arrays import Array
 from sharpwave.integrations.any_length import rows_of, shape_of
 
-Array = npt.NDArray[Any]
 Obs = Any
 """Array, or dict of arrays by the names of an observation's parts; texts and rows of any length are objects [n]."""
 

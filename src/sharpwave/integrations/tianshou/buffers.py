@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tianshou.data as theirs
 from tianshou.data import Batch
 
-from sharpwave.arrays import Bools, Ints
+from sharpwave.arrays import Array, Bools, Ints
 from sharpwave.errors import EmptyError
 from sharpwave.integrations.tianshou.batches import checked, each, joined, null_rows, split, stand_in, where
 from sharpwave.integrations.tianshou.buffer_parts import part_of
@@ -18,8 +17,6 @@ from sharpwave.integrations.tianshou.stored import EvictedError, Places, Stored
 from sharpwave.integrations.whole_transitions import WholeTransitions
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
-
-Array = npt.NDArray[Any]
 
 PLAIN = theirs.ReplayBuffer
 THEIRS = (

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sharpwave.arrays import Bools, Ints
+from sharpwave.arrays import Array, Bools, Ints
 from sharpwave.errors import EmptyError
 from sharpwave.integrations.any_length import fitting, shape_of
 from sharpwave.integrations.frame_stacks import same_bits
@@ -19,8 +18,6 @@ from sharpwave.spec import Field
 from sharpwave.store import Store
 from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import NStep
-
-Array = npt.NDArray[Any]
 
 MOST_AT_ONCE, MOST_OF_RAM = 1024, 1 / 8
 """Limits, in transitions and as a part of ``ram``, of one decoding into the store's memory; more is copied in parts."""

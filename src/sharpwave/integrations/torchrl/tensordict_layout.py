@@ -23,12 +23,12 @@ from tensordict import (
     is_non_tensor,
 )
 
+from sharpwave.arrays import Array
 from sharpwave.integrations.any_length import rows_of, shape_of
 from sharpwave.integrations.frame_stacks import Stack
 from sharpwave.ragged import Ragged
 from sharpwave.spec import Field, Spec
 
-Array = npt.NDArray[Any]
 Named = dict[str, Array]
 Key = tuple[str, ...]
 
