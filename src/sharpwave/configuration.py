@@ -87,7 +87,8 @@ def expect(settings: Any, name: str, holds: bool, expected: str, error: type[Val
 def expect_effects(before: Any, after: Any, paths: Iterable[tuple[str, ...]]) -> None:
     """Check that each setting of ``paths`` has an effect in ``after``, unless it is the default or as in ``before``.
 
-    Settings whose class has a method ``unused`` name their fields without effect, and the requirement of each:
+    Settings whose class has a method ``unused`` name their fields without effect, or the keys of those below them
+    ("training.update_every"), and the requirement of each:
     ``def unused(self) -> Iterator[tuple[str, str]]``.
 
     Raises:
@@ -98,10 +99,13 @@ def expect_effects(before: Any, after: Any, paths: Iterable[tuple[str, ...]]) ->
         if one.path not in paths or one.value in (one.field.default, known.get(one.path)):
             continue
         owner = after
-        for name in one.path:
+        for depth, name in enumerate(one.path):
             needs = dict(owner.unused()) if hasattr(owner, "unused") else {}
-            if name in needs:
-                raise ValueError(f"{one.flag}: got {one.value!r}, which has no effect here; it needs {needs[name]}")
+            for lacks in (name, ".".join(one.path[depth:])):
+                if lacks in needs:
+                    raise ValueError(
+                        f"{one.flag}: got {one.value!r}, which has no effect here; it needs {needs[lacks]}"
+                    )
             owner = getattr(owner, name)
 
 

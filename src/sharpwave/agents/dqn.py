@@ -23,14 +23,14 @@ from sharpwave.agents.exploration import ExplorationSettings, Strategy
 from sharpwave.agents.learner import PRECISIONS, LearningRateSettings, NetworkAgent, move_towards
 from sharpwave.agents.losses import huber, signed_parabolic, squared
 from sharpwave.agents.protocol import Acted, Bools, Floats, Learned, Obs, Rows, Valued
-from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
+from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings, UpdateSettings
 from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.native import core
 
 
 @dataclass(frozen=True)
-class QSettings(ExplorationSettings, LearningRateSettings):
+class QSettings(ExplorationSettings, LearningRateSettings, UpdateSettings):
     """Settings that agents with a target network share."""
 
     network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=networks)

@@ -52,6 +52,18 @@ class TransitionsSettings(ViewSettings):
 
 
 @dataclass(frozen=True)
+class UpdateSettings:
+    """Settings of agents that learn off-policy, from a memory that any number of updates may sample."""
+
+    utd: float | None = setting(
+        None,
+        "updates per environment step, any ratio: .25, 1, 20; empty: one every update-every steps",
+        LEARNING,
+        above=0,
+    )
+
+
+@dataclass(frozen=True)
 class OfflineSettings(Checked):
     """Settings of an agent that learns offline. A run's steps are its updates, and so are all periods."""
 

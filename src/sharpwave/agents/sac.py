@@ -22,7 +22,7 @@ from sharpwave.agents.actions import within
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.learner import PRECISIONS, NetworkAgent, move_towards
 from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces, space_text
-from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings
+from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings, UpdateSettings
 from sharpwave.configuration import Checked, setting
 from sharpwave.extras import Tensor, nn, torch
 
@@ -31,7 +31,7 @@ LOG_STD = (-20.0, 2.0)
 
 
 @dataclass(frozen=True)
-class TwinCriticsSettings(Checked):
+class TwinCriticsSettings(Checked, UpdateSettings):
     """Settings that agents of continuous actions share; the defaults are those of Haarnoja et al. (2018)."""
 
     replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=256))

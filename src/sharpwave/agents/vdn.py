@@ -28,7 +28,7 @@ from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.learner import NetworkAgent, move_towards
 from sharpwave.agents.losses import squared
 from sharpwave.agents.protocol import Acted, Bools, Learned, Obs
-from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
+from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings, UpdateSettings
 from sharpwave.configuration import Checked, setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.teams import ACTION_MASK, legal_actions
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TeamSettings(Checked):
+class TeamSettings(Checked, UpdateSettings):
     """Settings that agents for teams share."""
 
     replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=128))

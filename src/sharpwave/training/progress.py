@@ -90,6 +90,7 @@ class Progress:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
+        self._ratio = recipe.update_ratio
         self.steps = self.updates = 0
         self._steps_before = 0
         self.retry_at: int | None = None
@@ -117,13 +118,16 @@ class Progress:
     @property
     def updates_due(self) -> int:
         """Updates due for the steps so far."""
-        return self.updates_then + max(0, self.steps - self.learn_after) // self.recipe.training.update_every
+        return self._due_after(self.steps)
+
+    def _due_after(self, steps: int) -> int:
+        learning = max(0, steps - self.learn_after)
+        return self.updates_then + learning * self._ratio.numerator // self._ratio.denominator
 
     @property
     def will_learn(self) -> bool:
         """Whether an update is due before the run reaches its limit of steps."""
-        training = self.recipe.training
-        return self.updates_then + max(0, training.steps - self.learn_after) // training.update_every > self.updates
+        return self._due_after(self.recipe.training.steps) > self.updates
 
     @property
     def ratio_since(self) -> tuple[int, int]:

@@ -189,8 +189,7 @@ class RunParts:
         if not state.progress.will_learn and state.end_reached(recipe) is None:
             say(
                 f"This run will make no update: it ends after {settings.steps:,} steps (--steps), and learning begins "
-                f"after {settings.warmup_steps:,} (--warmup-steps), then once in {settings.update_every:,} "
-                "(--update-every)"
+                f"after {settings.warmup_steps:,} (--warmup-steps), then {recipe.update_ratio_text}"
             )
         with ExitStack() as stack:
             interrupted = stack.enter_context(caught_signals())

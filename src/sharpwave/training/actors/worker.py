@@ -110,7 +110,7 @@ def actor_seed(recipe: Recipe, steps: int, actor: int, restart: int) -> int:
 
 def used_up(recipe: Recipe, replay: ViewSettings) -> bool:
     """Return whether the learner uses up each step, so that waiting steps form a queue."""
-    return replay.most_samples <= replay.batch_size / recipe.training.update_every
+    return replay.most_samples <= float(replay.batch_size * recipe.update_ratio)
 
 
 def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
@@ -120,7 +120,7 @@ def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
     The learner is never ahead: it makes only the updates due for the arrived steps and, if items are used up, only
     with enough items. One batch and the unsealed steps may wait (``ActorExperience`` computes the number).
     """
-    ratio = min(replay.batch_size / recipe.training.update_every, replay.most_samples)
+    ratio = min(float(replay.batch_size * recipe.update_ratio), replay.most_samples)
     lanes, unsealed = recipe.env.num_envs, recipe.actors.segment_steps + 2
     under_way = lanes * unsealed if used_up(recipe, replay) else 2 * lanes * (unsealed + replay.horizon)
     return SamplesPerInsert(

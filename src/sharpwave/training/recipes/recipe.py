@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sharpwave.agents.registry import agent_settings
@@ -366,11 +367,39 @@ class Recipe:
             expect(self.training, "warmup_steps", not self.training.warmup_steps, f"0: {why}")
             expect(self.training, "update_every", self.training.update_every == 1, f"1: {why}")
             expect(self.evaluation, "evaluate_from", self.evaluation.evaluate_from is None, f"none: {why}")
+            if self._utd is not None:
+                expect(self.agent, "utd", False, f"none: {why}")
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self._utd is not None:
+            yield "training.update_every", "--set agent.utd=null"
 
     @property
     def offline(self) -> bool:
         """Whether the agent learns from data that are there before, and no environment is stepped but to evaluate."""
         return isinstance(self.agent, OfflineSettings)
+
+    @property
+    def _utd(self) -> float | None:
+        given: float | None = getattr(self.agent, "utd", None)
+        return given
+
+    @property
+    def update_ratio(self) -> Fraction:
+        """Updates per environment step: the agent's ``utd``, or one every ``update_every`` steps.
+
+        The ratio is exact, so that no number of steps gains or loses an update: that of .3 is 3/10, that of 1/3 is 1/3.
+        """
+        if self._utd is None:
+            return Fraction(1, self.training.update_every)
+        return Fraction(self._utd).limit_denominator(10**9)
+
+    @property
+    def update_ratio_text(self) -> str:
+        """The update ratio in words, with the option that gives it."""
+        if self._utd is None:
+            return f"once in {self.training.update_every:,} (--update-every)"
+        return f"{self._utd:g} times a step (--utd)"
 
     def override(self, **values: Any) -> Recipe:
         """Change settings by the names of their options: ``n_step=3`` for ``--n-step 3``.
