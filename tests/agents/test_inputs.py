@@ -9,6 +9,7 @@ from sharpwave.agents.inputs import (
     FrameInputs,
     MeasuredInputs,
     OneHotInputs,
+    RunningInputs,
     VectorInputs,
     fits_one_pass,
     has,
@@ -117,3 +118,47 @@ def test_measured_vectors_have_mean_0_and_deviation_1_and_the_rest_stays_as_it_i
         np.testing.assert_allclose(after[name].numpy(), expected, atol=1e-4)
     for name in ("door", "eye"):
         torch.testing.assert_close(after[name], before[name])
+
+
+@pytest.mark.parametrize("parts", [[300], [1] * 40, [256, 1, 30, 256]])
+def test_running_statistics_are_those_of_all_that_was_measured(parts):
+    """However it was split, and far from zero, where a sum of squares less the square of a sum would be lost."""
+    rng = np.random.default_rng(len(parts))
+    seen = (rng.normal(size=(sum(parts), 3)) * [1.0, 0.1, 0.0] + [0.0, 1e4, 7.0]).astype(np.float32)
+    inputs = inputs_for(Box(-np.inf, np.inf, (3,), np.float32), standardize=True, vectors=RunningInputs)
+    for part in np.split(seen, np.cumsum(parts)[:-1]):
+        standardize(inputs, torch.from_numpy(part), RunningInputs)
+    exact = seen.astype(np.float64)
+    expected = np.clip((exact - exact.mean(axis=0)) / np.sqrt(exact.var(axis=0) + 1e-8), -10, 10)
+    np.testing.assert_allclose(inputs(torch.from_numpy(seen)).numpy(), expected, atol=0.01)
+    np.testing.assert_allclose(inputs.exact_mean.numpy(), exact.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose((inputs.squares / inputs.count).numpy(), exact.var(axis=0), rtol=1e-9, atol=1e-15)
+
+
+def test_numbers_far_from_what_was_measured_are_clipped_and_nothing_is_before_that():
+    inputs = RunningInputs(1)
+    given = torch.tensor([[-50.0], [3.0], [50.0]])
+    torch.testing.assert_close(inputs(given), torch.tensor([[-10.0], [3.0], [10.0]]))
+    inputs.standardize(torch.tensor([[1.0], [3.0]]))  # mean 2, deviation 1
+    torch.testing.assert_close(inputs(given), torch.tensor([[-10.0], [1.0], [10.0]]))
+
+
+def test_running_statistics_are_of_a_dict_s_vectors_and_are_saved():
+    space = Dict(speed=Box(-np.inf, np.inf, (2,), np.float32), gear=Discrete(3), picture=Box(0, 255, (8, 8), np.uint8))
+    inputs = inputs_for(space, standardize=True, vectors=RunningInputs)
+    obs = {
+        "speed": torch.randn(20, 2),
+        "gear": torch.randint(3, (20,)),
+        "picture": torch.randint(256, (20, 8, 8), dtype=torch.uint8),
+    }
+    before = inputs(obs)
+    standardize(inputs, obs, RunningInputs)
+    after = inputs(obs)
+    assert after["speed"].std(dim=0, correction=0).sub(1).abs().max() < 1e-3
+    assert all(torch.equal(before[name], after[name]) for name in ("gear", "picture"))
+    copy = inputs_for(space, standardize=True, vectors=RunningInputs)
+    copy.load_state_dict(inputs.state_dict())
+    more = obs["speed"] + 3
+    for one in (inputs, copy):
+        standardize(one, {**obs, "speed": more}, RunningInputs)
+    assert torch.equal(inputs(obs)["speed"], copy(obs)["speed"])

@@ -153,6 +153,48 @@ class MeasuredInputs(VectorInputs):
         return (super().forward(obs) - self.mean) / self.deviation
 
 
+class RunningInputs(MeasuredInputs):
+    """Preprocessing of stored numbers into float32 [B, n], each of mean 0 and deviation 1 over all that were measured.
+
+    A number further than ``MOST_DEVIATIONS`` from its mean counts as that far. Statistics are float64: after a billion
+    numbers the next ones still move them.
+
+    Source: Lee et al. (2024), SimBa: simplicity bias for scaling up parameters in deep reinforcement learning, section
+        4.1, running statistics normalization; measurements are merged as in Chan, Golub and LeVeque (1983), eq. 2.1.
+    """
+
+    MOST_DEVIATIONS = 10.0
+    SPARE_VARIANCE = 1e-8
+    count: Tensor
+    exact_mean: Tensor
+    squares: Tensor
+
+    def __init__(
+        self, size: int, low: np.ndarray[Any, Any] | None = None, high: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        super().__init__(size, low, high)
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("exact_mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("squares", torch.zeros(size, dtype=torch.float64))  # of differences from the mean, summed
+
+    @torch.no_grad()
+    def standardize(self, obs: Tensor) -> None:
+        """Measure ``obs`` [N, ...] beside all that were measured before."""
+        x = VectorInputs.forward(self, obs.to(self.mean.device)).double()
+        variance, mean = torch.var_mean(x, dim=0, correction=0)
+        share = len(x) / (self.count + len(x))
+        off = mean - self.exact_mean
+        self.squares += len(x) * (variance + off.square() * (1 - share))
+        self.exact_mean += off * share
+        self.count += len(x)
+        self.mean.copy_(self.exact_mean)
+        self.deviation.copy_((self.squares / self.count + self.SPARE_VARIANCE).sqrt())
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Map [B, ...] to float32 [B, n]."""
+        return super().forward(obs).clamp(-self.MOST_DEVIATIONS, self.MOST_DEVIATIONS)
+
+
 class OneHotInputs(nn.Module):
     """Preprocessing of categories [B, ...] into one-hot vectors, float32 [B, sum of categories].
 
@@ -193,7 +235,7 @@ class DictInputs(nn.Module):
 
 
 def has(inputs: nn.Module, kind: type[nn.Module]) -> bool:
-    """Return whether any observation is preprocessed by a ``kind``: ``FrameInputs`` or ``MeasuredInputs``."""
+    """Return whether any observation is preprocessed by a ``kind``, such as ``FrameInputs`` or ``MeasuredInputs``."""
     return any(isinstance(part, kind) for part in inputs.modules())
 
 
@@ -206,17 +248,20 @@ def standardize(inputs: nn.Module, obs: Any, kind: type[nn.Module]) -> None:
         inputs.standardize(obs)
 
 
-def inputs_for(space: Space[Any], images: bool = True, standardize: bool = False) -> nn.Module:
+def inputs_for(
+    space: Space[Any], images: bool = True, standardize: bool = False, vectors: type[MeasuredInputs] = MeasuredInputs
+) -> nn.Module:
     """Make the inputs for a space of arrays, of categories, or a dict of those.
 
     Args:
         images: whether images remain images or become flat vectors.
         standardize: vectors of numbers are standardized once ``standardize`` has measured some.
+        vectors: how: by the last measurement, or by all (``RunningInputs``).
     Raises:
         ValueError: a space of another kind.
     """
     if isinstance(space, Dict):
-        return DictInputs({name: inputs_for(one, images, standardize) for name, one in space.spaces.items()})
+        return DictInputs({name: inputs_for(one, images, standardize, vectors) for name, one in space.spaces.items()})
     if isinstance(space, Discrete):
         return OneHotInputs([int(space.n)], [int(space.start)])
     if isinstance(space, MultiDiscrete):
@@ -228,7 +273,7 @@ def inputs_for(space: Space[Any], images: bool = True, standardize: bool = False
     if images and image_shape(space) is not None:
         return FrameInputs(space.shape, 255.0 if space.dtype == np.uint8 else 1.0)
     bounds = (space.low, space.high) if space.dtype.kind in "iu" else ()
-    return MeasuredInputs(math.prod(space.shape), *bounds) if standardize else VectorInputs(*bounds)
+    return vectors(math.prod(space.shape), *bounds) if standardize else VectorInputs(*bounds)
 
 
 def input_size(space: Space[Any]) -> int:

@@ -83,6 +83,24 @@ class NetworkAgent(Agent):
 
         return inputs_for(self.spaces.seen, self.settings.network != "mlp", standardize).to(self.device)
 
+    def running_inputs(self) -> nn.Module:
+        """Make fresh inputs that ``measure`` keeps at mean 0 and deviation 1; images are left to other inputs.
+
+        Raises:
+            ValueError: no observation is a vector of numbers.
+        """
+        from sharpwave.agents.inputs import RunningInputs, has, inputs_for
+
+        made = inputs_for(self.spaces.seen, self.settings.network != "mlp", True, RunningInputs).to(self.device)
+        expect(self.settings, "normalize_obs", has(made, RunningInputs), "False: no observation is a vector of numbers")
+        return made
+
+    def measure(self, obs: Any) -> None:
+        """Let the inputs of ``running_inputs``, if they are that, measure observations [N, ...]."""
+        from sharpwave.agents.inputs import RunningInputs, standardize
+
+        standardize(self.inputs, obs, RunningInputs)
+
     def make_torso(self, units: int, normalized: bool = False) -> Any:
         """Make a fresh torso for the observations, as :func:`~sharpwave.agents.networks.torso_for`."""
         from sharpwave.agents.networks import torso_for
