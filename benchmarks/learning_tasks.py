@@ -135,7 +135,7 @@ class StaleIMPALA(IMPALA):
         self._acting.load_state_dict(self.policy.state_dict())
         self._age = OLDEST
 
-    def act(self, obs: Any, state: None, step: int, explore: bool = True) -> Any:
+    def act(self, obs: Any, state: Any, step: int, explore: bool = True) -> Any:
         """Act with the copy where it explores."""
         newest = self.policy
         if explore:

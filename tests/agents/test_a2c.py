@@ -1,6 +1,7 @@
 """Actor-critic agents: whole updates against their equations, windows and stored fields, and policies."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +15,13 @@ from sharpwave.agents.a2c import (
     LOG_PROBABILITY,
     RAW,
     Gaussian,
-    RolloutSettings,
     normal_log_density,
     policy_for,
 )
 from sharpwave.agents.impala import IMPALA
 from sharpwave.agents.ppo import PPO
 from sharpwave.agents.protocol import Spaces
+from sharpwave.agents.rollouts import MinibatchSettings, RolloutSettings
 from tests.agents.optimizers import Adam, clipped, rate
 from tests.agents.test_pqn import ACTIONS, SIZE, STEPS, UNITS, WINDOWS, windows
 from tests.agents.test_updates import weights_of
@@ -192,7 +193,7 @@ def test_a_window_s_end_bootstraps_from_the_observation_behind_it():
 
 
 def test_each_window_is_sampled_as_often_as_epochs_say_and_in_order():
-    learner = PPO(SPACES, PPO.Settings(replay=RolloutSettings(batch_size=2, length=2, epochs=3)))
+    learner = PPO(SPACES, PPO.Settings(replay=MinibatchSettings(batch_size=2, length=2, epochs=3)))
     spec = sw.Spec(obs=sw.Field((SIZE,), "float32"), action=sw.Field((), "int64"), **learner.step_fields())
     with sw.Store(spec, capacity=100, seed=0) as store:
         view = learner.replay().open(store, None, 0)
@@ -278,6 +279,41 @@ def test_gaussian_actions_are_scaled_to_the_bounds_and_clipped():
     # -1 + 2 * .5 = 0, and 13 is clipped to 1; below 0 there is nothing; the last is unbounded.
     np.testing.assert_array_equal(action, [[[0.0], [0.0], [5.0]], [[1.0], [2.0], [-5.0]]])
     np.testing.assert_array_equal(fields[RAW], predicted[:, :3])  # before clipping: what the density is of
+
+
+def test_gaussian_actions_are_clipped_or_squashed_instead():
+    box = Box(np.array([-3.0, 0.0], np.float32), np.array([1.0, np.inf], np.float32))
+    predicted = torch.tensor([[0.5, -2.0, 0, 0], [-7.0, 2.0, 0, 0]])
+    policy = Gaussian(box, "clipped")
+    action, _, fields = policy.choose(predicted, None)
+    np.testing.assert_array_equal(action, [[0.5, 0.0], [-3.0, 2.0]])
+    np.testing.assert_array_equal(policy.best(predicted), action)
+    policy = Gaussian(box, "squashed")
+    action, density, fields = policy.choose(predicted, None)
+    np.testing.assert_allclose(policy.best(predicted), action, rtol=1e-6)
+    np.testing.assert_allclose(action, [[-1 + 2 * np.tanh(0.5), 0.0], [-1 + 2 * np.tanh(-7.0), 2.0]], rtol=1e-6)
+    np.testing.assert_array_equal(fields[RAW], predicted[:, :2])
+    np.testing.assert_allclose(density, normal_log_density(predicted, predicted[:, :2]))
+
+
+def test_state_dependent_noise_is_held_and_has_its_density():
+    policy, rng, count = Gaussian(Box(-1, 1, (1,), np.float32), sde_every=2), np.random.default_rng(0), 20_000
+    head: Any = policy.head(3)
+    with torch.no_grad():
+        head.log_std.copy_(torch.tensor([[0.0], [-1.0], [-9.0]]))
+        predicted = head(torch.tensor([[0.6, 0.5, 2.0]])).expand(count, -1)
+    first = policy.held(None, count, rng)
+    second = policy.held(first, count, rng)
+    third = policy.held(second, count, rng)
+    assert first and second and third and second.noise is first.noise is not third.noise
+    _, density, fields = policy.choose(predicted, rng, first)
+    mean, deviation = predicted[0, 0].item(), np.sqrt(0.36 + 0.25 * np.exp(-2))
+    assert abs(fields[RAW].mean() - mean) < 4 * deviation / np.sqrt(count)
+    assert abs(fields[RAW].std() - deviation) < 4 * deviation / np.sqrt(2 * count)
+    expected = torch.distributions.Normal(mean, deviation).log_prob(torch.from_numpy(fields[RAW][:, 0]))
+    np.testing.assert_allclose(density, expected, atol=1e-4)
+    np.testing.assert_array_equal(policy.choose(predicted, rng, second)[2][RAW], fields[RAW])  # the same noise
+    np.testing.assert_array_equal(policy.best(predicted), policy.choose(predicted, None)[0])
 
 
 def test_gaussian_draws_by_its_deviations():

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 import sharpwave as sw
-from sharpwave.agents.a2c import A2C, A3C, RolloutSettings
+from sharpwave.agents.a2c import A2C, A3C
 from sharpwave.agents.agent57 import Agent57
 from sharpwave.agents.bc import BC, PairsSettings
 from sharpwave.agents.cql import CQL
@@ -26,6 +26,7 @@ from sharpwave.agents.r2d2 import R2D2, SequencesSettings
 from sharpwave.agents.r2d3 import R2D3
 from sharpwave.agents.rainbow import Rainbow
 from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.agents.rollouts import MinibatchSettings, RolloutSettings
 from sharpwave.agents.sac import SAC
 from sharpwave.agents.td3 import TD3
 from sharpwave.agents.vdn import QMIX, VDN
@@ -172,7 +173,7 @@ class TestPPO(AgentSuite):
     spaces = TestIQN.spaces
 
     def make_agent(self, spaces, seed):
-        settings = PPO.Settings(hidden_units=16, replay=RolloutSettings(batch_size=3, length=4, epochs=4))
+        settings = PPO.Settings(hidden_units=16, replay=MinibatchSettings(batch_size=3, length=4, epochs=4))
         return PPO(spaces, settings, seed=seed)
 
 
@@ -185,8 +186,16 @@ class TestPPOOfContinuousActions(AgentSuite):
     )
 
     def make_agent(self, spaces, seed):
-        settings = PPO.Settings(hidden_units=16, replay=RolloutSettings(batch_size=3, length=4, epochs=4))
+        settings = PPO.Settings(hidden_units=16, replay=MinibatchSettings(batch_size=3, length=4, epochs=4))
         return PPO(spaces, settings, seed=seed)
+
+
+class TestPPOInMinibatches(TestPPOOfContinuousActions):
+    """With noise that is held for several steps."""
+
+    def make_agent(self, spaces, seed):
+        replay = MinibatchSettings(batch_size=1, length=4, epochs=2, minibatch_size=2)
+        return PPO(spaces, PPO.Settings(hidden_units=16, sde_every=3, orthogonal=True, replay=replay), seed=seed)
 
 
 class TestBC(AgentSuite):

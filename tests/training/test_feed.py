@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import sharpwave as sw
-from sharpwave.agents.a2c import RolloutSettings
 from sharpwave.agents.pqn import PQN
+from sharpwave.agents.rollouts import RolloutSettings
 from sharpwave.training.loop import Feed
 from sharpwave.training.recipes import load_recipe
 

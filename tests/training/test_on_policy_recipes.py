@@ -61,6 +61,51 @@ def test_ppo_learns_continuous_actions():
     trained.close()
 
 
+class Rollouts(Callback):
+    """Keeps which steps each update learns from, by lane."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_learner_begin(self, training):
+        rollout = training.agent.rollout
+
+        def kept(batch):
+            count = batch.mask.sum(dim=1)
+            self.found.append({
+                (int(lane), int(first) + i)
+                for lane, first, steps in zip(batch.lane, batch.step, count, strict=True) for i in range(steps)
+            })  # fmt: skip
+            return rollout(batch)
+
+        training.agent.rollout = kept
+
+
+def test_an_update_in_minibatches_learns_from_all_steps_that_wait_and_from_each_once():
+    recipe = load_recipe("pendulum-ppo").override(
+        num_envs=2, steps=1_300, warmup_steps=2, update_every=320, batch_size=20, length=16, minibatch_size=32,
+        epochs=2, hidden_units=16,
+    )  # fmt: skip
+    kept = Rollouts()
+    trained = Trained(recipe, kept)
+    assert trained.last["updates"] == len(kept.found) == 4
+    # Of 160 steps of a lane a window's worth may still wait: its episode's last window has 8 steps.
+    assert kept.found[0] == {(lane, step) for lane in range(2) for step in range(160)}
+    assert sum(map(len, kept.found)) == len(set().union(*kept.found)) >= 1_300 - 2 * 16 - 20
+    trained.close()
+
+
+@pytest.mark.slow
+def test_minibatches_learn_from_actors_whose_short_episodes_make_many_windows():
+    recipe = load_recipe("cartpole-ppo").override(
+        actors=1, num_envs=2, steps=1_500, hidden_units=8, batch_size=16, length=32, minibatch_size=64,
+        update_every=512, stop_reward=None, evaluate_every=0, device="cpu",
+    )  # fmt: skip
+    trained = Trained(recipe)
+    assert trained.last["steps"] >= 1_500 and trained.last["updates"] == trained.last["steps"] // 512
+    trained.close()
+
+
 class SlowLearner(Callback):
     """Keeps how many windows wait; updates last so long that it is the actors that have to wait."""
 

@@ -25,22 +25,23 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
-import sharpwave as sw
 from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, softmax_actions, with_legal, within
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.learner import LearningRateSettings, NetworkAgent
 from sharpwave.agents.losses import lambda_returns, window_ends
-from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces, ViewSettings
-from sharpwave.agents.replay import LEARNING, NETWORK
-from sharpwave.configuration import Checked, expect, setting
+from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
+from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK
+from sharpwave.agents.rollouts import RolloutSettings
+from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
@@ -52,35 +53,11 @@ RAW = "raw_action"
 """Step field of the actions that a Gaussian policy drew, before they were clipped to the environment's bounds."""
 
 
+BOUNDS = ("scaled", "clipped", "squashed")
+"""Ways from a Gaussian policy's draws to actions within bounds."""
+
 LOG_PROBABILITY = "log_probability"
 """Step field of the log-probability of the action by the policy that acted."""
-
-
-@dataclass(frozen=True)
-class RolloutSettings(Checked, ViewSettings):
-    """Settings of a queue of windows, each learned from a fixed number of times and then no more: no replay."""
-
-    batch_size: int = setting(8, "windows per update", LEARNING, at_least=1)
-    length: int = setting(32, "steps of a window", LEARNING, at_least=1)
-    gamma: float = setting(0.99, "discount factor per step", LEARNING, at_least=0, at_most=1)
-    epochs: int = setting(2, "times that each window is learned from", LEARNING, at_least=1)
-
-    @property
-    def fewest(self) -> int:
-        return self.batch_size
-
-    @property
-    def horizon(self) -> int:
-        return self.length
-
-    @property
-    def most_samples(self) -> float:
-        return self.epochs / self.length  # where windows have their full length
-
-    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
-        return store.sequences(
-            self.length, gamma=self.gamma, name=name, sampler=sw.Fifo(), max_times_sampled=self.epochs, seed=seed
-        )
 
 
 @dataclass(frozen=True)
@@ -93,14 +70,48 @@ class ActorCriticSettings(LearningRateSettings):
 
     network: str = setting("auto", "torso of both networks; auto: by the observation", NETWORK, choices=networks)
     hidden_units: int = setting(128, "units of the hidden layer", NETWORK, at_least=1)
+    activation: str = setting("relu", "function of layers over vectors", NETWORK, choices=("relu", "tanh"))
+    orthogonal: bool = setting(
+        False,
+        "orthogonal initial weights: gain sqrt(2), .01 of the policy's last layer and 1 of the value's; biases 0",
+        NETWORK,
+    )
+    action_bounds: str = setting(
+        "scaled",
+        "continuous actions; scaled: draws of -1 ... 1 span the bounds, others are clipped; clipped: draws are the "
+        "actions, within the bounds; squashed: the tanh of a draw, scaled to the bounds",
+        NETWORK,
+        choices=BOUNDS,
+    )
+    log_std_start: float = setting(0.0, "continuous actions: logarithm of the initial deviation of draws", NETWORK)
+    sde_every: int = setting(
+        0,
+        "continuous actions: steps between draws of state-dependent exploration, whose noise is a function of the last "
+        "hidden layer; 0: independent noise at every step",
+        EXPLORATION,
+        at_least=0,
+    )
 
     value_cost: float = setting(0.5, "weight of the value's squared error in the loss", LEARNING, at_least=0)
     entropy_cost: float = setting(
         0.01, "weight of the policy's entropy, which keeps it exploring", LEARNING, at_least=0
     )
+    optimizer: str = setting("adam", "optimizer", LEARNING, choices=("adam", "rmsprop"))
     max_grad_norm: float = setting(
         0.5, "gradients of each network are clipped to this norm; 0: never", LEARNING, at_least=0
     )
+    clip_together: bool = setting(False, "clip the gradients of both networks as one vector", LEARNING)
+
+
+class Held(NamedTuple):
+    """Acting state of a policy that holds its noise for several steps.
+
+    Attributes:
+        noise: float32 [lanes, features, n], standard normal.  age: actions that were chosen by it.
+    """
+
+    noise: npt.NDArray[np.float32]
+    age: int
 
 
 class Categorical:
@@ -122,9 +133,15 @@ class Categorical:
         """Return the fields of an action that are stored beside the action itself."""
         return {}
 
-    def choose(self, predicted: Tensor, rng: np.random.Generator | None) -> Chosen:
+    def held(self, state: Held | None, lanes: int, rng: np.random.Generator) -> Held | None:
+        """Return the noise of the next actions, given that of the last; None: it is drawn with each action."""
+        return None
+
+    def choose(self, predicted: Tensor, rng: np.random.Generator | None, held: Held | None = None) -> Chosen:
         """Draw an action for each of predictions [N, k]; without ``rng`` take the likeliest.
 
+        Args:
+            held: noise of ``held``, if it is not drawn here.
         Returns:
             actions [N, *shape]; the logarithm of their probability or density, float32 [N]; values of ``step_fields``.
         """
@@ -156,56 +173,89 @@ class Gaussian:
     """Policy of continuous actions: independent normal distributions, whose deviations are parameters. It has the
     methods of :class:`Categorical`.
 
-    It is over raw numbers of which -1 ... 1 are the range of actions between finite bounds; elsewhere they are the
-    actions. The environment gets them within its bounds, but the density is that of the numbers before, so these are
-    stored too.
+    It is over raw numbers, from which ``bounds`` says how actions between finite bounds are made; elsewhere they are
+    the actions. The environment gets them within its bounds, but the density is that of the numbers before, so these
+    are stored too. Ratios of densities are those of the actions, also of squashed ones, whose Jacobian cancels.
+
+    Args:
+        bounds: of ``BOUNDS``: -1 ... 1 is the range of actions; or the numbers are the actions; or their tanh is scaled
+            to the range.
+        log_std: initial logarithm of the deviations.
+        sde_every: actions that share a draw of state-dependent noise, which is a random linear function of the last
+            hidden layer (Raffin, Kober and Stulp 2021, Smooth exploration for robotic reinforcement learning); 0:
+            independent noise.
     """
 
-    def __init__(self, box: Box) -> None:
-        self.box, self.size = box, math.prod(box.shape)
+    def __init__(self, box: Box, bounds: str = "scaled", log_std: float = 0.0, sde_every: int = 0) -> None:
+        self.box, self.size, self._log_std, self._sde_every = box, math.prod(box.shape), log_std, sde_every
         low, high = box.low.astype(np.float32), box.high.astype(np.float32)
-        bounded = np.isfinite(low) & np.isfinite(high)
+        bounded = np.isfinite(low) & np.isfinite(high) & (bounds != "clipped")
+        self._squashed = bounded & (bounds == "squashed")
         self._middle, self._half = np.zeros_like(low), np.ones_like(low)
         self._middle[bounded] = (low[bounded] + high[bounded]) / 2
         self._half[bounded] = (high[bounded] - low[bounded]) / 2
 
     def head(self, features: int) -> nn.Module:
-        from sharpwave.agents.actor_networks import GaussianHead
+        from sharpwave.agents.actor_networks import GaussianHead, StateNoiseHead
 
-        return GaussianHead(features, self.size)
+        self._features = features
+        return (StateNoiseHead if self._sde_every else GaussianHead)(features, self.size, self._log_std)
 
     def step_fields(self) -> dict[str, Field]:
         return {RAW: Field((self.size,), "float32")}
 
-    def choose(self, predicted: Tensor, rng: np.random.Generator | None) -> Chosen:
-        mean, log_std = (part.cpu().numpy() for part in predicted.chunk(2, dim=-1))
-        noise = 0.0 if rng is None else rng.standard_normal(mean.shape, np.float32)
-        raw = (mean + np.exp(log_std) * noise).astype(np.float32, copy=False)
-        density = normal_log_density(predicted, torch.from_numpy(raw).to(predicted.device)).cpu().numpy()
-        wide = self._middle + self._half * raw.reshape(-1, *self.box.shape)
+    def held(self, state: Held | None, lanes: int, rng: np.random.Generator) -> Held | None:
+        if not self._sde_every:
+            return None
+        if state is None or state.age == self._sde_every:
+            state = Held(rng.standard_normal((lanes, self._features, self.size), np.float32), 0)
+        return state._replace(age=state.age + 1)
+
+    def choose(self, predicted: Tensor, rng: np.random.Generator | None, held: Held | None = None) -> Chosen:
+        normal = predicted[:, : 2 * self.size]
+        mean, log_std = (part.cpu().numpy() for part in normal.chunk(2, dim=-1))
+        if rng is None:
+            noise = np.zeros_like(mean)
+        elif held is None:
+            noise = np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
+        else:
+            noise = (predicted[:, 2 * self.size :].cpu().numpy().reshape(held.noise.shape) * held.noise).sum(axis=1)
+        raw = (mean + noise).astype(np.float32, copy=False)
+        density = normal_log_density(normal, torch.from_numpy(raw).to(predicted.device)).cpu().numpy()
+        numbers = raw.reshape(-1, *self.box.shape)
+        if self._squashed.any():
+            numbers = np.where(self._squashed, np.tanh(numbers), numbers)
+        wide = self._middle + self._half * numbers
         action = wide.clip(self.box.low, self.box.high).astype(self.box.dtype, copy=False)
         return action, density, {RAW: raw}
 
     def best(self, predicted: Tensor) -> Tensor:
-        mean, _ = predicted.chunk(2, dim=-1)
-        middle, half = (torch.from_numpy(one).to(mean.device) for one in (self._middle, self._half))
-        return within(middle + half * mean.reshape(-1, *self.box.shape), self.box)
+        mean = predicted[:, : self.size].reshape(-1, *self.box.shape)
+        middle, half, squashed = (
+            torch.from_numpy(one).to(mean.device) for one in (self._middle, self._half, self._squashed)
+        )
+        return within(middle + half * torch.where(squashed, mean.tanh(), mean), self.box)
 
     def log_probability(self, predicted: Tensor, batch: Any) -> Tensor:
-        return normal_log_density(predicted, batch[RAW])
+        return normal_log_density(predicted[..., : 2 * self.size], batch[RAW])
 
     def entropy(self, predicted: Tensor) -> Tensor:
-        _, log_std = predicted.chunk(2, dim=-1)
+        log_std = predicted[..., self.size : 2 * self.size]
         return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
 
 
-def policy_for(spaces: Spaces, kind: str) -> Categorical | Gaussian:
+def policy_for(spaces: Spaces, kind: str, **gaussian: Any) -> Categorical | Gaussian:
     """Return the policy for a space of actions: Gaussian for Box, categorical for numbered actions.
+
+    Args:
+        gaussian: arguments of a :class:`Gaussian` beside the space.
 
     Raises:
         ValueError: a space of another kind; ``kind`` is the agent's name in it.
     """
-    return Gaussian(spaces.action) if isinstance(spaces.action, Box) else Categorical(NumberedActions(spaces, kind))
+    if isinstance(spaces.action, Box):
+        return Gaussian(spaces.action, **gaussian)
+    return Categorical(NumberedActions(spaces, kind))
 
 
 def normal_log_density(predicted: Tensor, numbers: Tensor) -> Tensor:
@@ -235,6 +285,11 @@ class Seen(NamedTuple):
     mask: Tensor
 
 
+def flat(obs: Any) -> Any:
+    """Return observations [B, T, ...] of windows as [B * T, ...]."""
+    return map_leaves(lambda one: one.flatten(0, 1), obs)
+
+
 class ActorCritic(NetworkAgent):
     """Base of actor-critic agents; a subclass computes the ``objectives`` of its policy and its value.
 
@@ -242,7 +297,14 @@ class ActorCritic(NetworkAgent):
     """
 
     def build(self) -> None:
-        self.distribution = policy_for(self.spaces, self.Settings.kind)
+        settings = self.settings
+        self.distribution = policy_for(
+            self.spaces,
+            settings.kind,
+            bounds=settings.action_bounds,
+            log_std=settings.log_std_start,
+            sde_every=settings.sde_every,
+        )
         self.inputs = self.make_inputs()
         self.policy, self.value = (network.to(self.device) for network in self.networks())
 
@@ -250,13 +312,27 @@ class ActorCritic(NetworkAgent):
 
     def networks(self) -> tuple[nn.Module, nn.Module]:
         """Make fresh networks over ``inputs``: predictions of the policy [B, k], and values [B, 1]."""
-        units = self.settings.hidden_units
+        from sharpwave.agents.actor_networks import SMALL
 
-        def network(last: nn.Module) -> nn.Module:
-            torso = self.make_torso(units)
-            return nn.Sequential(torso, nn.Linear(torso.features, units), nn.ReLU(), last)
+        return self.network_of(self.distribution.head, SMALL), self.network_of(lambda units: nn.Linear(units, 1), 1.0)
 
-        return network(self.distribution.head(units)), network(nn.Linear(units, 1))
+    def network_of(self, head: Callable[[int], nn.Module], gain: float) -> nn.Module:
+        """Make a fresh network: a torso, a hidden layer, and a head over so many units.
+
+        Args:
+            gain: of the head's weights, where they begin orthogonal.
+        """
+        from sharpwave.agents.networks import orthogonal, with_tanh
+
+        settings, units = self.settings, self.settings.hidden_units
+        last, torso = head(units), self.make_torso(units)
+        network = nn.Sequential(torso, nn.Linear(torso.features, units), nn.ReLU(), last)
+        if settings.activation == "tanh":
+            with_tanh(network)
+        if settings.orthogonal:
+            network[:-1].apply(partial(orthogonal, gain=math.sqrt(2)))
+            last.apply(partial(orthogonal, gain=gain))
+        return network
 
     def trained(self) -> dict[str, nn.Module]:
         return {"policy": self.policy, "value": self.value}
@@ -265,6 +341,8 @@ class ActorCritic(NetworkAgent):
         return self.policy
 
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        if self.settings.optimizer == "rmsprop":  # with the constants of Mnih et al. (2016), section 8
+            return torch.optim.RMSprop(parameters, lr=self.settings.lr, alpha=0.99, eps=1e-5)
         return torch.optim.Adam(parameters, lr=self.settings.lr, eps=1e-5)
 
     # act
@@ -272,10 +350,12 @@ class ActorCritic(NetworkAgent):
     def step_fields(self) -> dict[str, Field]:
         return {LOG_PROBABILITY: Field((), "float32"), **self.distribution.step_fields()}
 
-    def act(self, obs: Obs, state: None, step: int, explore: bool = True) -> Acted:
+    def act(self, obs: Obs, state: Held | None, step: int, explore: bool = True) -> Acted:
         with torch.inference_mode():
             predicted = torch.from_numpy(legal_rows(self.infer(obs)[0], legal_in(self.spaces, obs)))
-            action, log_probability, fields = self.distribution.choose(predicted, self._rng if explore else None)
+            if explore:
+                state = self.distribution.held(state, len(predicted), self._rng)
+            action, log_probability, fields = self.distribution.choose(predicted, self._rng if explore else None, state)
         return Acted(action, state, {LOG_PROBABILITY: log_probability, **fields})
 
     def best(self, predicted: Tensor, obs: Any) -> Tensor:
@@ -283,10 +363,15 @@ class ActorCritic(NetworkAgent):
 
     # learn
 
+    def clipped(self) -> list[nn.Module]:
+        """Return the modules whose gradients are clipped: apart, as a value's errors are of another size, or as one."""
+        networks = [self.policy, self.value]
+        return [nn.ModuleList(networks)] if self.settings.clip_together else networks
+
     def see(self, batch: Any) -> Seen:
         """Look at a batch of windows with the present networks."""
         mask: Tensor = batch.mask
-        inputs = self.inputs(map_leaves(lambda obs: obs.flatten(0, 1), batch.obs))  # T + 1: the one after the last too
+        inputs = self.inputs(flat(batch.obs))  # T + 1: the one after the last too
         value = self.value(inputs).view(len(mask), -1)
         predicted = with_legal(self.policy(inputs).unflatten(0, value.shape), legal_in(self.spaces, batch.obs))[:, :-1]
         log_probability = self.distribution.log_probability(predicted, batch)
@@ -328,7 +413,7 @@ class ActorCritic(NetworkAgent):
     def learn(self, batch: Any, step: int) -> Learned:
         self.optimizer.param_groups[0]["lr"] = self.learning_rate(step)
         loss, metrics = self.loss(batch)
-        self.minimize(loss, self.policy, self.value)  # clipped apart: a value's errors are of another size
+        self.minimize(loss, *self.clipped())
         return Learned(None, {"loss": loss.detach(), **metrics})
 
 

@@ -42,13 +42,32 @@ class ValueNetwork(nn.Module):
 class GaussianHead(nn.Module):
     """Means of a layer, and logarithms of deviations that are parameters: features [..., n] -> [..., 2 * size]."""
 
-    def __init__(self, features: int, size: int) -> None:
+    def __init__(self, features: int, size: int, log_std: float = 0.0) -> None:
         super().__init__()
-        self.mean, self.log_std = small_layer(features, size), nn.Parameter(torch.zeros(size))
+        self.mean, self.log_std = small_layer(features, size), nn.Parameter(torch.full((size,), log_std))
 
     def forward(self, features: Tensor) -> Tensor:
         mean = self.mean(features)
         return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
+
+
+class StateNoiseHead(GaussianHead):
+    """Head of a policy whose noise is a random linear function of the features.
+
+    It maps features [..., n] to means, logarithms of the noise's deviations, and each feature's part in the noise,
+    [..., (2 + n) * size]. The weights of the noise have deviations that are parameters; features are held fixed in it.
+
+    Source: Raffin, Kober and Stulp (2021), Smooth exploration for robotic reinforcement learning, section 3.2.
+    """
+
+    def __init__(self, features: int, size: int, log_std: float = 0.0) -> None:
+        super().__init__(features, size, log_std)
+        self.log_std = nn.Parameter(torch.full((features, size), log_std))
+
+    def forward(self, features: Tensor) -> Tensor:
+        parts = features.detach().unsqueeze(-1) * self.log_std.exp()
+        deviation = (parts.square().sum(dim=-2) + 1e-6).sqrt()
+        return torch.cat([self.mean(features), deviation.log(), parts.flatten(-2)], dim=-1)
 
 
 def small_layer(features: int, outputs: int) -> nn.Linear:

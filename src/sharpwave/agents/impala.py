@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sharpwave.agents.a2c import ActorCritic, ActorCriticSettings, Objectives, RolloutSettings, Seen, policy_gradient
+from sharpwave.agents.a2c import ActorCritic, ActorCriticSettings, Objectives, Seen, policy_gradient
 from sharpwave.agents.replay import LEARNING
+from sharpwave.agents.rollouts import RolloutSettings
 from sharpwave.configuration import setting
 from sharpwave.extras import Tensor, torch
 

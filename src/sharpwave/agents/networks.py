@@ -14,6 +14,26 @@ from sharpwave.agents.architectures import CONVOLUTIONS, MIN_SIDES, RESIDUAL, Im
 from sharpwave.agents.inputs import MIN_IMAGE_SIDE, image_shape, input_size
 
 
+def orthogonal(module: nn.Module, gain: float) -> None:
+    """Begin a layer by an orthogonal matrix times ``gain``, and by biases of 0; leave other modules as they are.
+
+    Source: Saxe, McClelland and Ganguli (2014), Exact solutions to the nonlinear dynamics of learning.
+    """
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        begun = nn.init.orthogonal_(torch.empty(module.weight.shape), gain)
+        module.weight.data.copy_(begun)  # a convolution's weights are channels last, which orthogonal_ cannot fill
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def with_tanh(network: nn.Sequential) -> None:
+    """Put tanh in the place of the ReLU of a network's own layers and of its torsos for vectors."""
+    for part in (network, *(one for one in network.modules() if isinstance(one, VectorTorso))):
+        for name, layer in part.named_children():
+            if isinstance(layer, nn.ReLU):
+                setattr(part, name, nn.Tanh())
+
+
 class ImageTorso(nn.Sequential):
     """Torso of convolutional layers for images.
 

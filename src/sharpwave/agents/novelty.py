@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from sharpwave.agents.losses import action_cross_entropy
+from sharpwave.agents.networks import orthogonal
 
 Floats = npt.NDArray[np.float32]
 
@@ -91,16 +93,6 @@ class EpisodicMemory(NamedTuple):
         )
 
 
-def _orthogonal(module: nn.Module) -> None:
-    """Begin a layer without bias and by an orthogonal matrix, as random features and their predictor do in the code
-    that was published with Burda et al. (2019), with gain sqrt(2): what observations share is then in no feature."""
-    if isinstance(module, nn.Linear | nn.Conv2d):
-        orthogonal = nn.init.orthogonal_(torch.empty(module.weight.shape), math.sqrt(2))
-        module.weight.data.copy_(orthogonal)  # a convolution's weights are channels last, which orthogonal_ cannot fill
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-
-
 class Novelty(nn.Module):
     """Networks that tell novelty: embedding and inverse model, and random features with their predictor.
 
@@ -124,7 +116,8 @@ class Novelty(nn.Module):
         self.embedding, self.predictor = features(), features()
         self.random = features().requires_grad_(False)
         for network in (self.predictor, self.random):
-            network.apply(_orthogonal)
+            # As in the code published with Burda et al. (2019): what observations share is then in no feature.
+            network.apply(partial(orthogonal, gain=math.sqrt(2)))
         self.inverse = nn.Sequential(nn.Linear(2 * size, 4 * size), nn.ReLU(), nn.Linear(4 * size, num_actions))
         self.register_buffer("error_mean", torch.zeros(()))
         self.register_buffer("error_square", torch.zeros(()))

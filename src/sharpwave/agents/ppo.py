@@ -1,9 +1,14 @@
 """PPO: the clipped surrogate objective lets each window be learned from several times before it is dropped.
 
-Reuse is the store's: ``sharpwave.Store.sequences(..., sampler=Fifo(), max_times_sampled=k)`` gives the oldest windows k
-times in a row, which are k epochs over one batch. The ratio is that to the policy that acted, whose log-probabilities
-were stored with the steps. Advantages are estimated again in every epoch, by the present value (Andrychowicz et al.
-2021, What matters for on-policy deep actor-critic methods, section 3.5).
+Whole windows: reuse is the store's. ``sharpwave.Store.sequences(..., sampler=Fifo(), max_times_sampled=k)`` gives the
+oldest windows k times in a row, which are k epochs over one batch. Advantages are estimated again in every epoch, by
+the present value (Andrychowicz et al. 2021, What matters for on-policy deep actor-critic methods, section 3.5).
+
+Minibatches (``--minibatch-size``): an update is a rollout: all windows that wait. Its advantages are estimated once,
+along lanes. Then its single steps are shuffled and learned from in minibatches, k times. That is the form of the
+paper's algorithm 1 that its code and most others have.
+
+In both the ratio is that to the policy that acted, whose log-probabilities were stored with the steps.
 
 Source: Schulman et al. (2017), Proximal policy optimization algorithms; advantages: Schulman et al. (2016), generalized
 advantage estimation.
@@ -11,38 +16,176 @@ advantage estimation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sharpwave.agents.a2c import ActorCritic, ActorCriticSettings, Objectives, RolloutSettings, Seen
+import numpy as np
+
+from sharpwave.agents.a2c import LOG_PROBABILITY, ActorCritic, ActorCriticSettings, Objectives, Seen, flat
+from sharpwave.agents.actions import legal_in, with_legal
 from sharpwave.agents.losses import lambda_returns
-from sharpwave.agents.replay import LEARNING
-from sharpwave.configuration import setting
+from sharpwave.agents.protocol import Learned
+from sharpwave.agents.replay import LEARNING, linear
+from sharpwave.agents.rollouts import LaneOrder, MinibatchSettings, advantages, minibatches
+from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, torch
+from sharpwave.nesting import map_leaves
 
 
 @dataclass(frozen=True)
 class PPOSettings(ActorCriticSettings):
     kind: ClassVar[str] = "ppo"
 
-    replay: RolloutSettings = field(default_factory=lambda: RolloutSettings(batch_size=8, length=32, epochs=4))
+    replay: MinibatchSettings = field(default_factory=lambda: MinibatchSettings(batch_size=8, length=32, epochs=4))
 
     trace: float = setting(
         0.95, "lambda of generalized advantage estimation, and of the value's targets", LEARNING, at_least=0, at_most=1
     )
     clip: float = setting(0.2, "epsilon: change of a probability beyond which nothing is gained", LEARNING, above=0)
+    clip_end: float | None = setting(
+        None, "final epsilon, after learning-rate-steps; empty: constant", LEARNING, above=0
+    )
+    clip_value: float | None = setting(
+        None,
+        "minibatches: change of a value since the rollout beyond which its error is clipped; empty: never",
+        LEARNING,
+        above=0,
+    )
+    standardize_advantages: bool = setting(
+        True, "give the advantages of a batch, or of each minibatch, mean 0 and deviation 1", LEARNING
+    )
+    target_divergence: float | None = setting(
+        None,
+        "minibatches: an update ends when the policy's divergence from the one that acted is 1.5 times that; empty: "
+        "after its epochs",
+        LEARNING,
+        above=0,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self, "clip_end", self.clip_end is None or self.lr_end is not None, "none without --learning-rate-end")
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused()
+        if not self.replay.minibatch_size:
+            yield "clip_value", "--minibatch-size"
+            yield "target_divergence", "--minibatch-size"
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Steps of a rollout, or of a minibatch of it; [N, ...] each.
+
+    Attributes:
+        fields: of the policy's actions, and the log-probability by the policy that acted.
+        value: v(s) when the update began.  advantage: generalized, estimated then.
+    """
+
+    obs: Any
+    action: Tensor
+    fields: dict[str, Tensor]
+    value: Tensor
+    advantage: Tensor
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.fields[name]
+
+    def of(self, number: Any) -> Rollout:
+        """Return the steps of those numbers, or of those windows and columns."""
+        parts = (self.obs, self.action, self.fields, self.value, self.advantage)
+        return Rollout(*(map_leaves(lambda one: one[number], part) for part in parts))
 
 
 class PPO(ActorCritic):
     Settings = PPOSettings
+    settings: PPOSettings
+
+    def build(self) -> None:
+        super().build()
+        self._clip = self.settings.clip
 
     def objectives(self, batch: Any, seen: Seen) -> Objectives:
         settings = self.settings
         returns = lambda_returns(batch.step_reward, batch.discount, seen.next_value, seen.ends, settings.trace)
-        advantage = standardized((returns - seen.value).detach(), seen.mask)
-        outside = ((seen.ratio.detach() - 1).abs() > settings.clip) & seen.mask
+        advantage = (returns - seen.value).detach()
+        if settings.standardize_advantages:
+            advantage = standardized(advantage, seen.mask)
+        outside = ((seen.ratio.detach() - 1).abs() > self._clip) & seen.mask
         metrics = {"clipped": outside.sum() / seen.mask.sum()}
-        return clipped_surrogate(seen.ratio, advantage, settings.clip), returns, metrics
+        return clipped_surrogate(seen.ratio, advantage, self._clip), returns, metrics
+
+    def learn(self, batch: Any, step: int) -> Learned:
+        settings = self.settings
+        self._clip = settings.clip
+        if settings.clip_end is not None:
+            self._clip = linear(step, settings.clip, settings.clip_end, settings.lr_steps)
+        if not settings.replay.minibatch_size:
+            return super().learn(batch, step)
+        self.optimizer.param_groups[0]["lr"] = self.learning_rate(step)
+        return Learned(None, self.learn_rollout(self.rollout(batch)))
+
+    # minibatches
+
+    def rollout(self, batch: Any) -> Rollout:
+        """Return the real steps of a batch of windows, by lane and then by time."""
+        mask = batch.mask.cpu().numpy()
+        shards = None if batch.shards is None else torch.as_tensor(batch.shards).cpu().numpy()
+        lane, step = (torch.as_tensor(one).cpu().numpy() for one in (batch.lane, batch.step))
+        places = LaneOrder.of(lane, step, mask, shards)
+        with torch.no_grad():
+            value = self.value(self.inputs(flat(batch.obs))).view(len(mask), -1)
+        reward, discount, now, after = (
+            one.double().cpu().numpy() for one in (batch.step_reward, batch.discount, value[:, :-1], value[:, 1:])
+        )
+        cut = (batch.terminated | batch.truncated).cpu().numpy()
+        found = advantages(reward, discount, now, after, cut, self.settings.trace, places)
+        windows = np.repeat(places.order, places.steps[places.order])
+        columns = np.concatenate([np.arange(count) for count in places.steps[places.order].tolist()])
+        at = torch.from_numpy(windows).to(value.device), torch.from_numpy(columns).to(value.device)
+        fields = {name: batch[name] for name in (LOG_PROBABILITY, *self.distribution.step_fields())}
+        advantage = torch.from_numpy(found).float().to(value.device)
+        return Rollout(batch.obs, batch.action, fields, value, advantage).of(at)
+
+    def learn_rollout(self, steps: Rollout) -> dict[str, Tensor]:
+        """Make the steps of the optimizer over all minibatches; return the means of their metrics."""
+        settings, kept = self.settings, list[dict[str, Tensor]]()
+        for _ in range(settings.replay.epochs):
+            parts = minibatches(len(steps.value), settings.replay.minibatch_size, self._rng)
+            shuffled, begin = steps.of(torch.from_numpy(np.concatenate(parts)).to(self.device)), 0
+            for part in parts:
+                minibatch, begin = shuffled.of(slice(begin, begin + len(part))), begin + len(part)
+                loss, metrics = self.minibatch_loss(minibatch)
+                kept.append({"loss": loss.detach(), **metrics})
+                limit = settings.target_divergence
+                if limit is not None and metrics["divergence"].item() > 1.5 * limit:
+                    break
+                self.minimize(loss, *self.clipped())
+            else:
+                continue
+            break
+        return {name: torch.stack([one[name] for one in kept]).mean() for name in kept[0]}
+
+    def minibatch_loss(self, steps: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the mean over steps of all that is minimized, and metrics."""
+        settings = self.settings
+        inputs = self.inputs(steps.obs)
+        predicted = with_legal(self.policy(inputs), legal_in(self.spaces, steps.obs))
+        ratio = (self.distribution.log_probability(predicted, steps) - steps[LOG_PROBABILITY]).exp()
+        value, target, advantage = self.value(inputs).squeeze(1), steps.value + steps.advantage, steps.advantage
+        if settings.clip_value is not None:
+            value = steps.value + (value - steps.value).clamp(-settings.clip_value, settings.clip_value)
+        if settings.standardize_advantages and len(advantage) > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        policy_loss = clipped_surrogate(ratio, advantage, self._clip).mean()
+        value_loss, entropy = 0.5 * (target - value).square().mean(), self.distribution.entropy(predicted).mean()
+        loss = policy_loss + settings.value_cost * value_loss - settings.entropy_cost * entropy
+        with torch.no_grad():
+            clipped = ((ratio - 1).abs() > self._clip).float().mean()
+            divergence = (ratio - 1 - ratio.log()).mean()
+        metrics = {"value_loss": value_loss, "entropy": entropy, "divergence": divergence, "clipped": clipped}
+        return loss, {name: one.detach() for name, one in metrics.items()}
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sharpwave.agents.a2c import RolloutSettings
 from sharpwave.agents.actions import legal_in, with_legal
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.dqn import QAgent
@@ -17,6 +16,7 @@ from sharpwave.agents.exploration import EpsilonGreedy, ExplorationSettings
 from sharpwave.agents.learner import LearningRateSettings
 from sharpwave.agents.losses import lambda_returns, window_ends
 from sharpwave.agents.replay import LEARNING, NETWORK
+from sharpwave.agents.rollouts import RolloutSettings
 from sharpwave.configuration import setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves

@@ -131,6 +131,11 @@ class ViewSettings(Protocol):
         return 1
 
     @property
+    def takes_all(self) -> bool:
+        """Whether an update takes all items that wait in this process, at least ``fewest``, not a batch of them."""
+        return False
+
+    @property
     def horizon(self) -> int:
         """Later steps that must arrive before a step can be sampled."""
         return 1

@@ -222,6 +222,8 @@ class ActorExperience(Experience):
         length, and actors that followed it would fill the queue without end.
         """
         arrived = self._progress.steps - self._first_step
+        if self._progress.updates >= self._progress.updates_due:
+            return math.floor(self._ratio * arrived)  # the learner waits for steps, however short their windows are
         waiting = max(0, len(queue) - self._batch_size)
         return math.floor(self._ratio * (arrived - waiting * self._agent.replay().horizon))
 

@@ -38,7 +38,7 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
     recipe, state, experience = training.recipe, training.state, training.experience
     progress = state.progress
     replay = training.agent.replay()
-    feed = Feed(training.view, replay.batch_size, training.agent.device, ahead, replay.fewest)
+    feed = Feed(training.view, replay.batch_size, training.agent.device, ahead, replay.fewest, replay.takes_all)
     training.tell("on_begin", training)
     ending = False
     with experience:
@@ -134,13 +134,20 @@ class Feed:
     Args:
         ahead: prefetch batches; None: on CUDA only.
         fewest: items without which there is no batch.
+        takes_all: a batch is all items that wait; from shards it is ``batch_size`` of them.
     """
 
     def __init__(
-        self, replay: Any, batch_size: int, device: torch.device, ahead: bool | None = None, fewest: int = 1
+        self,
+        replay: Any,
+        batch_size: int,
+        device: torch.device,
+        ahead: bool | None = None,
+        fewest: int = 1,
+        takes_all: bool = False,
     ) -> None:
         self.replay = replay
-        self._batch_size, self._fewest = batch_size, fewest
+        self._batch_size, self._fewest, self._takes_all = batch_size, fewest, takes_all
         self._device = device
         self._ahead = device.type == "cuda" if ahead is None else ahead
         self._shards = replay if isinstance(replay, RemoteReplay) else None
@@ -200,7 +207,7 @@ class Feed:
 
     def _draw(self, beta: float | None) -> tuple[sw.Batch, sw.Batch]:
         if self._shards is None:
-            batch = self.replay.sample(self._batch_size, beta=beta)
+            batch = self.replay.sample(len(self.replay) if self._takes_all else self._batch_size, beta=beta)
         else:
             batch = self._shards.sample(self._batch_size, beta=beta, lookahead=LOOKAHEAD)
         if self._stream is None:

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 import sharpwave as sw
-from sharpwave.agents.a2c import RolloutSettings
 from sharpwave.agents.pqn import PQN
+from sharpwave.agents.rollouts import RolloutSettings
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import MAX_BODY_BYTES
 from sharpwave.training import setup

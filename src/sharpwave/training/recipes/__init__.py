@@ -16,7 +16,7 @@ from sharpwave.agents.registry import agent_settings, is_known, kinds
 if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
 
-FAMILIES = ("vectors", "atari", "minatar", "puzzles", "continuous", "teams", "offline")
+FAMILIES = ("vectors", "on_policy", "atari", "minatar", "puzzles", "continuous", "teams", "offline")
 OFFLINE = ("cql", "iql", "bc")
 """Algorithms of recipe ``offline``, which differ in their settings; the first is its default."""
 EXPERIMENTAL = "Experimental: not yet run to a score."
