@@ -32,8 +32,8 @@ import runner
 
 import sharpwave as sw
 from sharpwave.bench.played import LANES
-from sharpwave.codecs.protocol import Packed
-from sharpwave.codecs.registry import by_name
+from sharpwave.codecs.codec_protocol import Packed
+from sharpwave.codecs.codec_registry import by_name
 
 GAMES = ("pong", "breakout", "qbert", "seaquest")
 COLUMN = 128

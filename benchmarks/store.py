@@ -144,7 +144,7 @@ def _sharpwave_tree(priorities: Any, errors: Any, rng: np.random.Generator) -> C
 def _sharpwave_sampler(priorities: Any, errors: Any, rng: np.random.Generator) -> Callable[[], Any]:
     from sharpwave import Prioritized
     from sharpwave.native import core
-    from sharpwave.sampling.protocol import Draw
+    from sharpwave.sampling.sampler_protocol import Draw
 
     stride, leaves = 128, len(priorities)
     slots = -(-leaves // stride)

@@ -1,4 +1,4 @@
-// How are rows of any length read? Of codec ragged, whose payload ``sharpwave.codecs.ragged`` describes, and of open
+// How are rows of any length read? Of codec ragged, whose payload ``sharpwave.codecs.ragged_rows`` describes, and of open
 // segments, whose rows are references to values beside the arena.
 #include <algorithm>
 #include <bit>

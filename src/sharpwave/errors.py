@@ -38,8 +38,8 @@ class UnknownCodecError(NewerVersionError):
         RuntimeError.__init__(
             self,
             f"{what}; install the package that brings the codec, or register it first "
-            "(sharpwave.codecs.registry.register), or upgrade sharpwave if a later release wrote this. Nothing was "
-            "changed",
+            "(sharpwave.codecs.codec_registry.register), or upgrade sharpwave if a later release wrote this. Nothing "
+            "was changed",
         )
 
 

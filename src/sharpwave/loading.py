@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.data.episode import Episode, LastStep, Source, Totals
+from sharpwave.data.episode import LastStep, Source, SourceEpisode, Totals
 from sharpwave.data.formats import Episodes, Selection, open_source, select
 from sharpwave.data.opened_files import REMEDY, explained
 from sharpwave.data.progress_bar import shown
@@ -212,7 +212,7 @@ def _expected_steps(source: Source, selection: Selection) -> int:
 
 def _read_all(
     source: Source, fit: Fit, numbers: Iterable[int], audit: _Audit, note: dict[str, Any], skip_damaged: bool
-) -> Iterator[tuple[int, Episode]]:
+) -> Iterator[tuple[int, SourceEpisode]]:
     """Yield the episodes that fit the store, by number; count them, and note the parts not imported at the end.
 
     Raises: ValueError.
@@ -225,7 +225,7 @@ def _read_all(
     _name_left_out(source, note)
 
 
-def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_damaged: bool) -> Episode | None:
+def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_damaged: bool) -> SourceEpisode | None:
     """Read an episode that fits the store; None: it is damaged, and noted as skipped.  Raises: ValueError."""
     try:
         with explained(source.place(number), source.name):
@@ -272,11 +272,11 @@ class _Audit:
         chosen = set(selection.numbers)
         unselected = [number for number in range(len(source)) if number not in chosen]
         self._unselected = Totals(len(unselected), sum(map(source.length, unselected)))
-        self._source, self._pending, self._seen = source, dict[int, Episode](), set[tuple[int, int, int]]()
+        self._source, self._pending, self._seen = source, dict[int, SourceEpisode](), set[tuple[int, int, int]]()
         self._whole = "audit" in note or not note["episodes"]  # an import that began earlier may have noted none
         self.read, self.stored, self.evicted = (Totals(**before.get(one, {})) for one in ("read", "store", "evicted"))
 
-    def add(self, number: int, episode: Episode, note: dict[str, Any]) -> None:
+    def add(self, number: int, episode: SourceEpisode, note: dict[str, Any]) -> None:
         """Count an episode that was read.  Raises: ValueError: there are more steps than the data set declares."""
         if (content := _sums(episode)) in self._seen:
             _doubt(note, ["has the values of an earlier one in all steps"], self._source.place(number))
@@ -319,7 +319,7 @@ class _Audit:
             self.evicted.add(lost.reward, lost.terminated, lost.truncated)
         self._pending.clear()
 
-    def _check(self, number: int, read: Episode | None, stored: StoredEpisode) -> None:
+    def _check(self, number: int, read: SourceEpisode | None, stored: StoredEpisode) -> None:
         place = self._source.place(number)
         if read is None:
             raise ValueError(f"{place}: is in the store, at step {stored.first_step:,}, but was not read, or twice")
@@ -342,7 +342,7 @@ class _Audit:
         return {name: asdict(one) for name, one in found.items()}
 
 
-def _sums(episode: Episode) -> tuple[int, int, int]:
+def _sums(episode: SourceEpisode) -> tuple[int, int, int]:
     """Return checksums of an episode's observations, actions and rewards, and its length. Cost: 1 ns a byte."""
 
     def add(value: Any, found: int) -> int:
@@ -388,14 +388,14 @@ class Fit:
                 )
         self.left_out = [f"{one}: the store has no such field" for one in data.fields if one not in store.fields]
 
-    def texts(self, episode: Episode) -> tuple[dict[str, str], dict[str, str]]:
+    def texts(self, episode: SourceEpisode) -> tuple[dict[str, str], dict[str, str]]:
         """Return the texts of whole episodes by annotation: of the store's fields, and of others."""
         held: tuple[dict[str, str], dict[str, str]] = {}, {}
         for name, text in episode.texts.items():
             held[name not in self._store.fields][escaped(annotation_of(self._data, name))] = text
         return held
 
-    def clashes(self, episode: Episode) -> list[str]:
+    def clashes(self, episode: SourceEpisode) -> list[str]:
         """Name the texts that are no annotations, since the episode's description has others of their names."""
         said = _plain(episode.info)
         texts = {name: text for part in self.texts(episode) for name, text in part.items()}
@@ -405,7 +405,7 @@ class Fit:
             if said.get(name, text) != text
         ]
 
-    def check(self, episode: Episode) -> None:
+    def check(self, episode: SourceEpisode) -> None:
         """Check an episode as ``add_episode`` does.  Raises: ValueError: it does not fit."""
         steps = len(episode.reward)
         obs, action = self._data.split_obs(episode.obs), self._data.split_action(episode.action)
@@ -423,7 +423,7 @@ class Fit:
         further = {name: given.pop(name) for name in self._store.extra_names}
         checked_episode(self._store, **given, extra=further)
 
-    def arrays(self, episode: Episode) -> dict[str, Any]:
+    def arrays(self, episode: SourceEpisode) -> dict[str, Any]:
         """Return the arguments of ``add_episode``."""
         data, store = self._data, self._store
         obs, action = data.split_obs(episode.obs), data.split_action(episode.action)
@@ -536,7 +536,7 @@ def _mark(info: Mapping[str, Any]) -> tuple[int, int, int]:
     return -1, -1, -1
 
 
-def _add(store: Store, lane: int, fit: Fit, episode: Episode, mark: list[int]) -> dict[str, bool]:
+def _add(store: Store, lane: int, fit: Fit, episode: SourceEpisode, mark: list[int]) -> dict[str, bool]:
     """Append an episode; return the names of the annotations without room, and whether a field has the text."""
     arrays = fit.arrays(episode)
     stored, others = fit.texts(episode)

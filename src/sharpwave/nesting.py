@@ -43,7 +43,7 @@ def name_path(root: str, name: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _Inner:
     """Dict or tuple within a structure.
 
     Attributes:
@@ -54,7 +54,7 @@ class _Part:
     where: str
     is_tuple: bool
     keys: tuple[Any, ...]
-    parts: tuple[str | _Part, ...]
+    parts: tuple[str | _Inner, ...]
 
 
 class Structure:
@@ -80,7 +80,7 @@ class Structure:
         self.is_array = isinstance(self._top, str)
         self.nested = bool(self.tuples) or any("." in name[len(root) + 1 :] for name in self.names)
         self._flat: dict[str, str] | None = None  # the usual dict, split and joined without recursion
-        if isinstance(self._top, _Part) and not self._top.is_tuple:
+        if isinstance(self._top, _Inner) and not self._top.is_tuple:
             names = [one for one in self._top.parts if isinstance(one, str)]
             self._flat = dict(zip(self._top.keys, names, strict=True)) if len(names) == len(self.names) else None
 
@@ -99,7 +99,7 @@ class Structure:
         if self._flat is not None and isinstance(value, Mapping) and value.keys() == self._flat.keys():
             return {name: value[key] for key, name in self._flat.items()}
         found: dict[str, Any] = {}
-        assert isinstance(self._top, _Part)
+        assert isinstance(self._top, _Inner)
         _split(self._top, value, what, found, opened)
         return found
 
@@ -113,7 +113,7 @@ class Structure:
 
 
 def _split(
-    part: _Part, value: Any, what: str, found: dict[str, Any], opened: Callable[[Any], Any] | None = None
+    part: _Inner, value: Any, what: str, found: dict[str, Any], opened: Callable[[Any], Any] | None = None
 ) -> None:
     value = value if opened is None else opened(value)
     if part.is_tuple:
@@ -130,7 +130,7 @@ def _split(
             _split(inner, value[key], what, found, opened)
 
 
-def _join(part: str | _Part, arrays: Mapping[str, Any]) -> Any:
+def _join(part: str | _Inner, arrays: Mapping[str, Any]) -> Any:
     if isinstance(part, str):
         return arrays[part]
     if part.is_tuple:
@@ -147,12 +147,12 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
-def _structure(root: str, tree: Any) -> tuple[str | _Part, dict[str, Any], tuple[str, ...]]:
+def _structure(root: str, tree: Any) -> tuple[str | _Inner, dict[str, Any], tuple[str, ...]]:
     """Return the outermost part, the leaves by flat name, and the names of tuples."""
     ends: dict[str, Any] = {}
     tuples: list[str] = []
 
-    def visit(node: Any, path: tuple[str | int, ...]) -> str | _Part:
+    def visit(node: Any, path: tuple[str | int, ...]) -> str | _Inner:
         name = path_name(root, path) if path else root
         if not isinstance(node, (Mapping, tuple, list)):
             ends[name] = node
@@ -170,7 +170,7 @@ def _structure(root: str, tree: Any) -> tuple[str | _Part, dict[str, Any], tuple
                 kind = {"obs": "observation"}.get(root, root)
                 raise ValueError(f"Spec: {kind} key {key!r} in {name} must be a non-empty string")
         parts = tuple(visit(inner, (*path, key)) for key, inner in items)
-        return _Part(name[len(root) :], is_tuple, tuple(key for key, _ in items), parts)
+        return _Inner(name[len(root) :], is_tuple, tuple(key for key, _ in items), parts)
 
     return visit(tree, ()), ends, tuple(tuples)
 

@@ -23,7 +23,7 @@ PADS: dict[str, Literal["repeat", "zeros"]] = {"reset": "repeat", "zero": "zeros
 
 
 @dataclass(frozen=True)
-class _Part:
+class _StoredPart:
     """Part of an observation that one field stores.
 
     Attributes:
@@ -147,11 +147,11 @@ class Observations:
             raise ValueError(f"Recorder: the environment observes {space}, expected a {parts}")
         return self.spec.split_space(stored, "Recorder: the environment's observation")
 
-    def _part(self, env: Any, name: str, space: Any) -> _Part:
+    def _part(self, env: Any, name: str, space: Any) -> _StoredPart:
         field = self.spec.fields[name]
         refuse_choices(f"Recorder: {name} is", space)
         if field.ragged:
-            return _Part(name, field, None)
+            return _StoredPart(name, field, None)
         inner = getattr(space, "spaces", None)
         shape: tuple[int, ...] | None = getattr(space, "shape", None)
         parts = 0
@@ -168,7 +168,7 @@ class Observations:
                 "wrap the environment with gymnasium.wrappers.FlattenObservation"
             )
         if shape is None or shape == field.shape:
-            return _Part(name, field, field.shape if shape is None else shape, parts)
+            return _StoredPart(name, field, field.shape if shape is None else shape, parts)
         said = f"Recorder: {name}: the environment gives {shape}, the field holds {field.shape}"
         if shape[1:] != field.shape or parts:
             raise ValueError(f"{said}; declare Field({shape}, {field.dtype!r})")
@@ -180,7 +180,7 @@ class Observations:
             )
         for size, padding in stacking(env):
             self._check_padding(said, field, size, padding)
-        return _Part(name, field, shape, stacked=True)
+        return _StoredPart(name, field, shape, stacked=True)
 
     @staticmethod
     def _check_padding(said: str, field: Field, size: int, padding: str) -> None:
@@ -204,7 +204,7 @@ class Observations:
                 f"pad={PADS[padding]!r})"
             )
 
-    def _arrays(self, obs: Any, batched: bool) -> Iterator[tuple[str, _Part, npt.NDArray[Any]]]:
+    def _arrays(self, obs: Any, batched: bool) -> Iterator[tuple[str, _StoredPart, npt.NDArray[Any]]]:
         """Yield the observations' arrays by field, with one leading axis, which ``batched`` ones have already."""
         stored = obs if self._varying is None else stored_values(self._varying, obs, self._rows)
         split = self.spec.split_obs(stored)

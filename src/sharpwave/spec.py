@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array, is_integer
-from sharpwave.codecs.ragged import REFERENCE_BYTES, ROOM_BYTES, Kind
-from sharpwave.codecs.registry import codec_choice
+from sharpwave.codecs.codec_registry import codec_choice
+from sharpwave.codecs.ragged_rows import REFERENCE_BYTES, ROOM_BYTES, Kind
 from sharpwave.codecs.shared import KEY_BYTES
 from sharpwave.field_values import converted, ragged_rows
 from sharpwave.json_values import MAX_DEPTH, decode, encode, is_plain

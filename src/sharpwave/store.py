@@ -50,8 +50,8 @@ from sharpwave.persistence.versions import (
 )
 from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.ordered import Fifo
-from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.retention import LowestPriority, Reservoir
+from sharpwave.sampling.sampler_protocol import Sampler
 from sharpwave.showing import bar, byte_text, table, titled
 from sharpwave.spec import Field, Spec
 from sharpwave.store_stats import account
@@ -95,7 +95,7 @@ from sharpwave.views.sequences import Sequences, Windows, window_values
 from sharpwave.views.step_views import NStep, Transitions
 from sharpwave.views.store_views import Views
 from sharpwave.views.stored_steps import StepFetcher
-from sharpwave.views.view import STEPS, View
+from sharpwave.views.view_protocol import STEPS, View
 from sharpwave.writing import OTHERWISE, Writing
 
 if TYPE_CHECKING:
@@ -688,8 +688,8 @@ class Store:
                 that stays when steps of it are evicted. Annotations that an episode lacks are null. It needs the extra
                 ``sql``. Cost: some ms where episodes have ended since the last draw, and reading their annotations.
             sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()``, a
-                ``Mixture([...])`` of them, or your own (``sharpwave.sampling.protocol.Sampler``); one instance per
-                view.
+                ``Mixture([...])`` of them, or your own (``sharpwave.sampling.sampler_protocol.Sampler``); one instance
+                per view.
             max_times_sampled: limit on how often this view samples a step, also within a batch.
             limiter: rate limiter: ``MinSize``, ``SamplesPerInsert`` or ``Queue``. It makes this view's ``sample`` and
                 the store's ``append`` and ``extend`` wait for each other.
@@ -768,7 +768,8 @@ class Store:
         """Make a view of items of your own kind.
 
         Args:
-            view: definition of the items and of their batches (``sharpwave.views.view.View``); one instance per call.
+            view: definition of the items and of their batches (``sharpwave.views.view_protocol.View``); one
+                instance per call.
             name: name of the view in checkpoints; default ``view.kind``. Other arguments are as for ``transitions``.
             where: as for ``transitions``, if the view can find items of ended episodes only (``View.only_ended``).
 
@@ -782,7 +783,7 @@ class Store:
     def _condition(self, where: Any) -> Condition | None:
         if where is None:
             return None
-        from sharpwave.data.conditions import TableCondition  # DuckDB and pyarrow, which few programs have
+        from sharpwave.data.table_conditions import TableCondition  # DuckDB and pyarrow, which few programs have
 
         return TableCondition(where, self.spec, self._log.late.columns)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.codecs.registry import name_of
+from sharpwave.codecs.codec_registry import name_of
 from sharpwave.format.segment import FIRST_FIELD
 from sharpwave.log.step_log import StepLog
 from sharpwave.sampling.limiters import Gate

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from sharpwave.codecs import registry
+from sharpwave.codecs import codec_registry
 
 
 @pytest.mark.parametrize("name", [None, "lz4", 1, "RAW"])
 def test_an_unknown_codec_is_named_beside_the_known(name: Any) -> None:
     with pytest.raises(ValueError, match=rf"{name!r}.*'auto'.*'delta'.*'zstd'.*'raw'"):
-        registry.codec_choice(name, "Store")
+        codec_registry.codec_choice(name, "Store")
 
 
 def test_small_rows_with_zstd_do_not_end_the_process() -> None:

@@ -12,11 +12,11 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.cli import main
-from sharpwave.codecs import registry
+from sharpwave.codecs import codec_registry
+from sharpwave.codecs.codec_protocol import Codec, Competition, Packed
 from sharpwave.codecs.delta import Delta, Patches
 from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.codecs.predict import Predict
-from sharpwave.codecs.protocol import Codec, Competition, Packed
 from sharpwave.codecs.raw import Raw
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.errors import DamagedError, UnknownCodecError
@@ -115,10 +115,10 @@ class TestNibbles(CodecSuite):
 
 @pytest.fixture
 def toy() -> Iterator[None]:
-    registry.register(Toy())
+    codec_registry.register(Toy())
     yield
-    if registry.is_known("toy"):
-        registry.unregister("toy")
+    if codec_registry.is_known("toy"):
+        codec_registry.unregister("toy")
 
 
 def write(folder: Path, codec: str) -> None:
@@ -143,13 +143,13 @@ def test_a_store_whose_codec_is_not_registered_is_refused_and_left_as_it_is(
     folder = tmp_path / "s"
     write(folder, codec)
     before = {path: path.read_bytes() for path in folder.rglob("*.region")}
-    registry.unregister("toy")
+    codec_registry.unregister("toy")
     said = r"field 'obs' is packed with codec 'toy'" if codec == "toy" else r"obs: codec number 200, expected one of 0"
-    with pytest.raises(UnknownCodecError, match=rf"{said}.*sharpwave\.codecs\.registry\.register"):
+    with pytest.raises(UnknownCodecError, match=rf"{said}.*sharpwave\.codecs\.codec_registry\.register"):
         sw.Store.open(folder)
     assert exit_code("verify", folder) == 2
-    assert "registry.register" in "".join(capsys.readouterr())
-    registry.register(Toy())
+    assert "codec_registry.register" in "".join(capsys.readouterr())
+    codec_registry.register(Toy())
     assert {path: path.read_bytes() for path in folder.rglob("*.region")} == before
     with sw.Store.open(folder) as store:
         assert store.stats()["codecs"]["obs"]["toy"] > 8
@@ -170,7 +170,7 @@ def test_names_and_numbers_are_taken_once() -> None:
     ):
         Other.name, Other.number = name, number
         with pytest.raises(ValueError, match=why):
-            registry.register(Other())
-    assert not registry.is_known("mine")
+            codec_registry.register(Other())
+    assert not codec_registry.is_known("mine")
     with pytest.raises(ValueError, match="'mine'"):
-        registry.unregister("mine")
+        codec_registry.unregister("mine")

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.codecs import registry
+from sharpwave.codecs import codec_registry
 
 CODEC = """
 import numpy as np
-from sharpwave.codecs.protocol import Codec
+from sharpwave.codecs.codec_protocol import Codec
 
 class Plain(Codec):
     name, number = "plain", 200
@@ -57,9 +57,9 @@ def run(packages: Path | None, *command: str) -> subprocess.CompletedProcess[str
 
 def test_a_codec_of_an_installed_package_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_by_name", "_by_number"):
-        monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
-    monkeypatch.setattr(registry, "_looked_at", set())
-    monkeypatch.setattr(registry, "_broken", {})
+        monkeypatch.setattr(codec_registry, name, dict(getattr(codec_registry, name)))
+    monkeypatch.setattr(codec_registry, "_looked_at", set())
+    monkeypatch.setattr(codec_registry, "_broken", {})
     points = {"plain": "brings_codecs:Plain", "broken": "no_such_module:Codec"}
     monkeypatch.syspath_prepend(installed(tmp_path / "site", **points))
     spec = sw.Spec(obs=sw.Field((64,), "uint8", codec="plain"), action=sw.Field((), "int64"))
@@ -71,7 +71,7 @@ def test_a_codec_of_an_installed_package_is_found_by_its_name(tmp_path: Path, mo
         batch = store.transitions().sample(64)
         assert np.array_equal(batch.obs, rows[batch.action])
     with pytest.raises(ValueError, match=r"'broken' of sharpwave.codecs could not be loaded \(ModuleNotFoundError"):
-        registry.by_name("other")
+        codec_registry.by_name("other")
     sys.modules.pop("brings_codecs")
 
 

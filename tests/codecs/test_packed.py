@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave.codecs.codec_protocol import Packed
 from sharpwave.codecs.packed import PackedNumbers
-from sharpwave.codecs.protocol import Packed
 from sharpwave.errors import DamagedError
 from tests.support.examples import examples
 

@@ -9,10 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sharpwave.codecs.codec_protocol import Codec, Packed
 from sharpwave.codecs.delta import Delta, Patches
-from sharpwave.codecs.protocol import Codec, Packed
 from sharpwave.native import core
-from sharpwave.testing.columns import pictures
+from sharpwave.testing.columns_in_memory import pictures
 from tests.codecs.test_patches import likely_patches, naive_paint, paint, payload_of
 from tests.support.examples import examples
 

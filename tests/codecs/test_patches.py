@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharpwave.native import core
-from sharpwave.testing.columns import pictures
+from sharpwave.testing.columns_in_memory import pictures
 from tests.support.examples import examples
 
 Array = np.ndarray[Any, Any]

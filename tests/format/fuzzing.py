@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 
 import sharpwave as sw
+from sharpwave.codecs.codec_protocol import Packed
+from sharpwave.codecs.codec_registry import by_name, by_number
 from sharpwave.codecs.dictionaries import key_of
-from sharpwave.codecs.protocol import Packed
-from sharpwave.codecs.registry import by_name, by_number
 from sharpwave.disk import region_notes
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format import region, segment

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave.codecs.codec_protocol import Packed
+from sharpwave.codecs.codec_registry import by_number
 from sharpwave.codecs.delta import Delta
 from sharpwave.codecs.dictionaries import key_of
-from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import by_number
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.disk import region_files as regions_module
 from sharpwave.disk.region_files import RegionFiles

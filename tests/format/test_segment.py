@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave.codecs.codec_registry import by_name
 from sharpwave.codecs.delta import Delta
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import by_name
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format import segment
 from sharpwave.format.segment_header import PACKED_STEPS

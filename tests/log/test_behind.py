@@ -261,7 +261,7 @@ def test_without_a_thread_segments_are_encoded_at_once(monkeypatch: pytest.Monke
 
 def test_an_error_is_the_next_calls_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     made, failures = store(), 2
-    encode = zstd._Encoder.encode
+    encode = zstd._ZstdEncoder.encode
 
     def failing(self: Any, rows: Any, dictionary: bytes) -> bytes | None:
         nonlocal failures
@@ -270,7 +270,7 @@ def test_an_error_is_the_next_calls_and_nothing_is_lost(monkeypatch: pytest.Monk
             raise MemoryError("no room")
         return encode(self, rows, dictionary)
 
-    monkeypatch.setattr(zstd._Encoder, "encode", failing)
+    monkeypatch.setattr(zstd._ZstdEncoder, "encode", failing)
     fill(made, SEGMENT_STEPS + 1)
     for _ in range(2):  # the thread's, and that of the call that tries again
         with pytest.raises(MemoryError, match="no room"):
@@ -324,7 +324,7 @@ def test_without_memory_to_hand_a_segment_over_nothing_is_lost(monkeypatch: pyte
 
 
 def test_a_segment_is_not_encoded_anew_beside_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, busy, together, failures = zstd._Encoder.encode, 0, list[int](), 0
+    encode, busy, together, failures = zstd._ZstdEncoder.encode, 0, list[int](), 0
 
     def slowly(self: Any, rows: Any, dictionary: bytes) -> bytes | None:
         nonlocal busy, failures
@@ -337,7 +337,7 @@ def test_a_segment_is_not_encoded_anew_beside_the_thread(monkeypatch: pytest.Mon
         busy -= 1
         return encode(self, rows, dictionary)
 
-    monkeypatch.setattr(zstd._Encoder, "encode", slowly)
+    monkeypatch.setattr(zstd._ZstdEncoder, "encode", slowly)
     made = store()
     made._log.opened.staggered = False
     fill(made, SEGMENT_STEPS + 1, lanes=3)
@@ -353,7 +353,7 @@ def test_a_store_is_closed_though_a_segment_cannot_be_encoded(monkeypatch: pytes
     def refuse(*args: Any) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(zstd._Encoder, "encode", refuse)
+    monkeypatch.setattr(zstd._ZstdEncoder, "encode", refuse)
     with store() as made:
         fill(made, SEGMENT_STEPS + 1)
         assert pending(made)
@@ -363,14 +363,14 @@ def test_a_store_is_closed_though_a_segment_cannot_be_encoded(monkeypatch: pytes
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_parent_and_child_go_on_with_what_was_being_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, began = zstd._Encoder.encode, threading.Event()
+    encode, began = zstd._ZstdEncoder.encode, threading.Event()
 
     def slowly(self: Any, rows: Any, dictionary: bytes) -> bytes | None:
         began.set()
         time.sleep(0.05)
         return encode(self, rows, dictionary)
 
-    monkeypatch.setattr(zstd._Encoder, "encode", slowly)
+    monkeypatch.setattr(zstd._ZstdEncoder, "encode", slowly)
     made = store()
     fill(made, SEGMENT_STEPS + 1)
     assert began.wait(30) and pending(made)
@@ -414,14 +414,14 @@ store = sw.Store(sw.Spec(obs=sw.Field((48, 48), 'uint8', codec='zstd'), action=s
 class Left:
     def __init__(self): self.myself = self
     def __del__(self): print(store.stats()['steps'])
-encode, began = zstd._Encoder.encode, []
+encode, began = zstd._ZstdEncoder.encode, []
 def busy(self, rows, dictionary):
     if threading.current_thread().name == 'sharpwave-encoding':
         began.append(True)
         time.sleep(0.2)
         kept = [[] for _ in range(50_000)]
     return encode(self, rows, dictionary)
-zstd._Encoder.encode = busy
+zstd._ZstdEncoder.encode = busy
 gc.collect()
 Left()
 frame = np.zeros((48, 48), np.uint8)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.codecs import registry
+from sharpwave.codecs import codec_registry
+from sharpwave.codecs.codec_protocol import Codec, Competition
 from sharpwave.codecs.dictionaries import DictionaryTable, key_of
-from sharpwave.codecs.protocol import Codec, Competition
 from sharpwave.codecs.raw import RAW
 from sharpwave.format.segment import SegmentColumn
 from sharpwave.log import column_encoder
@@ -72,7 +72,9 @@ class Model:
 
     def __init__(self, codec: str, slow_bytes: int) -> None:
         self.table, self.auto, self.slow_bytes = Uses(), codec == "auto", slow_bytes
-        self.candidates = registry.candidates(SIZE, FIELD.line_bytes) if self.auto else (registry.by_name(codec),)
+        self.candidates = (
+            codec_registry.candidates(SIZE, FIELD.line_bytes) if self.auto else (codec_registry.by_name(codec),)
+        )
         self.candidates = tuple(one for one in self.candidates if one.number != RAW)
         self.lanes: dict[int, Choice] = {}
         self.newest: dict[Codec, int] = {}
@@ -254,9 +256,9 @@ class Slow(Codec):
 
 @pytest.fixture(scope="module", autouse=True)
 def slow() -> Any:
-    registry.register(Slow())
+    codec_registry.register(Slow())
     yield
-    registry.unregister("slow")
+    codec_registry.unregister("slow")
 
 
 def rows_of(kind: int, count: int, seed: int) -> Array:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.codecs.codec_protocol import Packed
+from sharpwave.codecs.codec_registry import by_number
 from sharpwave.codecs.delta import Patches
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.packed import PackedNumbers
-from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import by_number
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.log import column_encoder
 from sharpwave.log.column_encoder import ColumnEncoder

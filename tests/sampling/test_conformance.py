@@ -12,7 +12,7 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave.arrays import Floats, Ints
-from sharpwave.sampling.protocol import Draw, Sampler, check_unbound, checked_array
+from sharpwave.sampling.sampler_protocol import Draw, Sampler, check_unbound, checked_array
 from sharpwave.testing.sampler import SamplerSuite
 
 

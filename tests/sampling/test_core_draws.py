@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sharpwave.arrays import Ints
 from sharpwave.native import core
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import Draw, draws_by_tree
+from sharpwave.sampling.sampler_protocol import Draw, draws_by_tree
 from sharpwave.sampling.sum_tree import SumTree
 from sharpwave.sampling.uniform import Uniform
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.sampler_protocol import Sampler
 from tests.sampling.test_samplers import (
     append,
     chi_square,

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.codecs import registry
-from sharpwave.codecs.protocol import Codec, Packed
+from sharpwave.codecs import codec_registry
+from sharpwave.codecs.codec_protocol import Codec, Packed
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.serve import cut_batches
 from sharpwave.serve.cut_batches import Dictionaries
@@ -52,9 +52,9 @@ class Flipped(Codec):
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    registry.register(Flipped())
+    codec_registry.register(Flipped())
     yield
-    registry.unregister("flipped")
+    codec_registry.unregister("flipped")
 
 
 def spec_of(codec: str) -> sw.Spec:
@@ -144,7 +144,7 @@ def test_every_codec_and_field_bit_for_bit(kind: str, codec: str, tmp_path: Path
             assert_same(replay.sample(size), stores, view, asked)
         used = there.stores[0]._log.index.codec[2, : there.stores[0]._log.index.highest]
         if codec not in ("raw", "auto"):
-            assert (used == registry.by_name(codec).number).any(), "nothing was encoded"
+            assert (used == codec_registry.by_name(codec).number).any(), "nothing was encoded"
 
 
 @SLOW
@@ -274,7 +274,7 @@ def test_rows_without_their_dictionary_and_of_codecs_that_are_not_cut_are_refuse
         reply, target = message(there, replay)
         arguments = (replay.view, replay._batches.fields, replay._batches.whole.numbers)
         codecs = {int(one) for one in there.stores[0]._log.index.codec[2, :4]}
-        assert registry.by_name("delta").number in codecs
+        assert codec_registry.by_name("delta").number in codecs
         if any(name.startswith("row_dictionary:") for name in reply.parts):
             bare = Frame(reply.kind, 1, {}, reply.parts, dictionaries=Dictionaries())
             with pytest.raises(WireError, match="window"):

@@ -14,7 +14,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.codecs import shared
-from sharpwave.codecs.ragged import Kind
+from sharpwave.codecs.ragged_rows import Kind
 from sharpwave.disk import disk_budget, region_files
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.errors import DamagedError

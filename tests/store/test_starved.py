@@ -13,7 +13,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.log.admission import Admission
-from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.sampler_protocol import Sampler
 from sharpwave.views import gather
 
 PLAY = """

@@ -47,7 +47,7 @@ from sharpwave.format.region import (
 )
 from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey
-from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.sampler_protocol import Sampler
 
 CORPUS = Path(__file__).parent.parent / "data"
 REFUSED = (sw.DamagedError, sw.NewerVersionError, FileNotFoundError, MemoryError)

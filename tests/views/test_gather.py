@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.codecs.registry import by_name
-from sharpwave.testing.columns import ColumnsInMemory, naive_window
+from sharpwave.codecs.codec_registry import by_name
+from sharpwave.testing.columns_in_memory import ColumnsInMemory, naive_window
 from sharpwave.views import gather as gather_module
 from tests.support.examples import examples
 

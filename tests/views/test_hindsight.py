@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import sharpwave as sw
 from sharpwave.testing.view import AppendedStep, ViewSuite
 from sharpwave.views.hindsight import Goals, Hindsight
-from sharpwave.views.view import View
+from sharpwave.views.view_protocol import View
 from tests.support.examples import examples
 from tests.views.goals_account import SPEC, STRATEGIES, Account, Array, reward_fn
 

@@ -10,7 +10,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.testing.view import FINAL, AppendedStep, ViewSuite
 from sharpwave.views.step_views import NStep
-from sharpwave.views.view import View
+from sharpwave.views.view_protocol import View
 from tests.views.toy_view import Pieces
 
 

@@ -13,7 +13,7 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.spec import START, TERMINATED, TRUNCATED
 from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.steps import Steps
-from sharpwave.views.view import MAX_RUNS, View
+from sharpwave.views.view_protocol import MAX_RUNS, View
 
 Place = tuple[int, int]
 """A step: slot of its segment, and row there."""

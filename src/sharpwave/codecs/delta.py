@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from sharpwave.arrays import Bytes
-from sharpwave.codecs.protocol import Codec, Competition, Encoder, Packed, as_bytes, read_offsets
+from sharpwave.codecs.codec_protocol import Codec, Competition, Encoder, Packed, as_bytes, read_offsets
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
 
@@ -62,7 +62,7 @@ class _Painted(Codec):
 
     def encoder(self, size: int, line_bytes: int, max_rows: int) -> Encoder:
         """Make an encoder that keeps its working memory."""
-        return _Encoder(self, size, line_bytes, max_rows)
+        return _PatchEncoder(self, size, line_bytes, max_rows)
 
     def _decode(self, column: Packed, first: int, count: int) -> Bytes:
         """Decode rows from ``first`` on.  Raises: DamagedError."""
@@ -107,7 +107,7 @@ class Patches(_Painted):
     competition = Competition(max_share=0.35, preference=3.0)
 
 
-class _Encoder(Encoder):
+class _PatchEncoder(Encoder):
     def __init__(self, codec: _Painted, size: int, line_bytes: int, max_rows: int) -> None:
         super().__init__(codec, line_bytes)
         self.core: core.RowEncoder = core.PatchEncoder(max_rows, size, codec.coded)

@@ -7,8 +7,8 @@ import hashlib
 import numpy as np
 
 from sharpwave.arrays import Bytes
-from sharpwave.codecs.protocol import Decoder
-from sharpwave.codecs.registry import by_number
+from sharpwave.codecs.codec_protocol import Decoder
+from sharpwave.codecs.codec_registry import by_number
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 

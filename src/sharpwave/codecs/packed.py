@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharpwave.arrays import Bytes
-from sharpwave.codecs.protocol import Codec, Encoder, Packed, as_bytes
+from sharpwave.codecs.codec_protocol import Codec, Encoder, Packed, as_bytes
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharpwave.arrays import Bytes, Ints
-from sharpwave.codecs.protocol import Codec, Competition, Decoder, Packed, read_offsets
+from sharpwave.codecs.codec_protocol import Codec, Competition, Decoder, Packed, read_offsets
 from sharpwave.codecs.zstd import compressor, decompressor, pack, unpack, unpack_many
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
@@ -82,7 +82,7 @@ class Predict(Codec):
 
     def decoder(self, dictionary: bytes, size: int, line_bytes: int) -> Decoder:
         """Return a decoder that keeps its decompressor."""
-        return _Decoder(self, dictionary, size, line_bytes)
+        return _PredictDecoder(self, dictionary, size, line_bytes)
 
     def _rows(self, column: Packed, wanted: range, out: Bytes) -> None:
         """Decode rows into ``out`` [n, size], or one after another into its only one.  Raises: DamagedError."""
@@ -93,7 +93,7 @@ class Predict(Codec):
                 raise DamagedError(f"predict column, row {wanted[i]}: no filtered row")
 
 
-class _Decoder(Decoder):
+class _PredictDecoder(Decoder):
     def __init__(self, codec: Codec, dictionary: bytes, size: int, line_bytes: int) -> None:
         super().__init__(codec, dictionary, size, line_bytes)
         if len(dictionary) not in (0, size):

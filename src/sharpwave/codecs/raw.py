@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sharpwave.arrays import Bytes
-from sharpwave.codecs.protocol import Codec, Packed
+from sharpwave.codecs.codec_protocol import Codec, Packed
 from sharpwave.errors import DamagedError
 
 RAW = 0

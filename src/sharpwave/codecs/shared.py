@@ -20,10 +20,10 @@ import numpy as np
 import zstandard
 
 from sharpwave.arrays import Bytes
+from sharpwave.codecs.codec_protocol import Packed
+from sharpwave.codecs.codec_registry import MIN_AUTO_BYTES
 from sharpwave.codecs.packed import PackedNumbers
-from sharpwave.codecs.protocol import Packed
-from sharpwave.codecs.ragged import AS_THEY_ARE, MIN_TEXT_BYTES, PACKED, ZSTD, Kind, check_text
-from sharpwave.codecs.registry import MIN_AUTO_BYTES
+from sharpwave.codecs.ragged_rows import AS_THEY_ARE, MIN_TEXT_BYTES, PACKED, ZSTD, Kind, check_text
 from sharpwave.codecs.zstd import compressor, decompressor
 from sharpwave.errors import DamagedError
 from sharpwave.native import core

@@ -13,7 +13,7 @@ import numpy as np
 import zstandard
 
 from sharpwave.arrays import Bytes, Ints
-from sharpwave.codecs.protocol import Codec, Competition, Decoder, Encoder, Packed, as_bytes, read_offsets
+from sharpwave.codecs.codec_protocol import Codec, Competition, Decoder, Encoder, Packed, as_bytes, read_offsets
 from sharpwave.errors import DamagedError
 
 LEVEL = 1
@@ -82,14 +82,14 @@ class Zstd(Codec):
 
     def encoder(self, size: int, line_bytes: int, max_rows: int) -> Encoder:
         """Return an encoder that keeps a compressor for each dictionary."""
-        return _Encoder(self, line_bytes)
+        return _ZstdEncoder(self, line_bytes)
 
     def decoder(self, dictionary: bytes, size: int, line_bytes: int) -> Decoder:
         """Return a decoder that keeps its decompressor."""
-        return _Decoder(self, dictionary, size, line_bytes)
+        return _ZstdDecoder(self, dictionary, size, line_bytes)
 
 
-class _Encoder(Encoder):
+class _ZstdEncoder(Encoder):
     def __init__(self, codec: Codec, line_bytes: int) -> None:
         super().__init__(codec, line_bytes)
         self._compressors: dict[bytes, zstandard.ZstdCompressor] = {}
@@ -108,7 +108,7 @@ class _Encoder(Encoder):
             del self._compressors[dictionary]
 
 
-class _Decoder(Decoder):
+class _ZstdDecoder(Decoder):
     def __init__(self, codec: Codec, dictionary: bytes, size: int, line_bytes: int) -> None:
         super().__init__(codec, dictionary, size, line_bytes)
         self._decompressor = decompressor(dictionary)

@@ -14,7 +14,7 @@ from sharpwave.data import doubts
 from sharpwave.data.episode import (
     Array,
     Arrays,
-    Episode,
+    SourceEpisode,
     TextType,
     Totals,
     below,
@@ -494,7 +494,7 @@ class ColumnSource:
     def __len__(self) -> int:
         return len(self._episodes)
 
-    def read(self, number: int) -> Episode:
+    def read(self, number: int) -> SourceEpisode:
         begin, end, rows = self._episodes[number].tolist()
         self._check_rewards(self.place(number), begin, end)
         self._budget.check_episode(self.place(number), end - begin + 1, self.spec.fields)
@@ -526,7 +526,7 @@ class ColumnSource:
 
         obs, action = self._tree({key: observed(key) for key in self._obs}), self._tree(taken(self._actions))
         further = taken(self._fields)
-        return Episode(
+        return SourceEpisode(
             obs,
             action,
             self._numbers(self._reward, begin, end),

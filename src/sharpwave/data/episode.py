@@ -70,7 +70,7 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Episode:
+class SourceEpisode:
     """Episode of T steps.
 
     Attributes:
@@ -116,7 +116,7 @@ class Source(Protocol):
     def __len__(self) -> int:
         """Return the number of episodes."""
 
-    def read(self, number: int) -> Episode:
+    def read(self, number: int) -> SourceEpisode:
         """Read an episode.  Raises: ValueError: the data set is damaged."""
 
     def length(self, number: int) -> int:

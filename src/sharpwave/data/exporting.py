@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data.columns import ColumnSource
-from sharpwave.data.episode import PARTIAL, Episode
+from sharpwave.data.episode import PARTIAL, SourceEpisode
 from sharpwave.data.formats import TARGETS, split
 from sharpwave.data.hdf5 import Hdf5Writer
 from sharpwave.data.minari import MinariTarget
@@ -106,10 +106,10 @@ def _new_file(place: str, kind: str) -> Iterator[Path]:
             partial.unlink()
 
 
-def read(episode: StoredEpisode, spec: Spec) -> Episode:
+def read(episode: StoredEpisode, spec: Spec) -> SourceEpisode:
     """Decode an episode, without the note of its import."""
     info = {key: value for key, value in episode.info.items() if key != "import"}
-    return Episode(
+    return SourceEpisode(
         episode.obs,
         episode.action,
         episode.reward,
@@ -131,7 +131,7 @@ def _write(target: MinariTarget | ParquetTarget, episodes: list[StoredEpisode], 
         raise
 
 
-class _Column(NamedTuple):
+class _Exported(NamedTuple):
     """Array to be written: its name, the field with its shape and dtype, and a function from an episode to its rows."""
 
     name: str
@@ -139,7 +139,7 @@ class _Column(NamedTuple):
     rows: Callable[[StoredEpisode], Any]
 
 
-def _columns(spec: Spec) -> list[_Column]:
+def _columns(spec: Spec) -> list[_Exported]:
     """Return the arrays of the D4RL layout.  Raises: ValueError: the layout has no names for some fields."""
 
     def value(name: str) -> Callable[[StoredEpisode], Any]:
@@ -148,20 +148,20 @@ def _columns(spec: Spec) -> list[_Column]:
     def following(name: str) -> Callable[[StoredEpisode], Any]:
         return lambda one: one.observations(name)[1:]
 
-    found: list[_Column] = []
+    found: list[_Exported] = []
     for name in spec.obs_names:
-        found.append(_Column(_path("observations", "obs", name, spec), spec.fields[name], value(name)))
-        found.append(_Column(_path("next_observations", "obs", name, spec), spec.fields[name], following(name)))
+        found.append(_Exported(_path("observations", "obs", name, spec), spec.fields[name], value(name)))
+        found.append(_Exported(_path("next_observations", "obs", name, spec), spec.fields[name], following(name)))
     found += [
-        _Column(_path("actions", "action", name, spec), spec.fields[name], value(name)) for name in spec.action_names
+        _Exported(_path("actions", "action", name, spec), spec.fields[name], value(name)) for name in spec.action_names
     ]
     flag = Field((), "bool")
-    found.append(_Column("rewards", Field((), "float32"), lambda one: one.reward))
+    found.append(_Exported("rewards", Field((), "float32"), lambda one: one.reward))
     found += [
-        _Column("terminals", flag, lambda one: one.terminated),
-        _Column("timeouts", flag, lambda one: one.truncated),
+        _Exported("terminals", flag, lambda one: one.terminated),
+        _Exported("timeouts", flag, lambda one: one.truncated),
     ]
-    found += [_Column(_slashed(name), spec.fields[name], value(name)) for name in spec.extra_names]
+    found += [_Exported(_slashed(name), spec.fields[name], value(name)) for name in spec.extra_names]
     names = [one.name for one in found]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -213,12 +213,16 @@ def _rows(one: StoredEpisode, name: str) -> Any:
 
 
 def _write_columns(
-    kind: str, writer: NpzWriter | Hdf5Writer, episodes: list[StoredEpisode], columns: list[_Column], report: Shown
+    kind: str,
+    writer: NpzWriter | Hdf5Writer,
+    episodes: list[StoredEpisode],
+    columns: list[_Exported],
+    report: Shown,
 ) -> None:
     """Write the D4RL layout, array by array: each field is decoded once, observations twice."""
     steps, done = sum(one.length for one in episodes), 0
 
-    def told(column: _Column, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
+    def told(column: _Exported, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
         nonlocal done
         for one in episodes:
             rows = column.rows(one)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from sharpwave.data.episode import Episode, LastStep, Source, nameless
+from sharpwave.data.episode import LastStep, Source, SourceEpisode, nameless
 from sharpwave.data.opened_files import ReadBudget
 from sharpwave.escaping import escaped
 
@@ -68,7 +68,7 @@ class HeldSource:
     def __len__(self) -> int:
         return len(self._source)
 
-    def read(self, number: int) -> Episode:
+    def read(self, number: int) -> SourceEpisode:
         """Read an episode.  Raises: ValueError: the data set is damaged."""
         with self._budget.held(self._source.place(number), self.name):
             return self._source.read(number)

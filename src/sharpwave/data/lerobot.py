@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images, videos
-from sharpwave.data.episode import Episode, Totals, existing, field_of, finite_sum, further_names, needed, nested
+from sharpwave.data.episode import SourceEpisode, Totals, existing, field_of, finite_sum, further_names, needed, nested
 from sharpwave.data.opened_files import REMEDY, VIDEO_WEIGHT, Folder, ReadBudget, explained
 from sharpwave.data.parquet_files import ParquetFile
 from sharpwave.data.varying import cut_rows, objects, text_rows, whole_texts
@@ -47,7 +47,7 @@ class _Video(NamedTuple):
     end_s: float = np.inf
 
 
-class _Place(NamedTuple):
+class _EpisodeRows(NamedTuple):
     """Rows of an episode in a file of the folder; the first ``steps`` rows are steps. ``videos``: by feature.
 
     ``damage``: why the episode cannot be read, where damaged episodes are skipped.
@@ -234,11 +234,11 @@ class LeRobotSource:
             texts += _texts(table.column(strings[0])).tolist()
         return numbers, texts
 
-    def _read_episodes(self) -> list[_Place]:
+    def _read_episodes(self) -> list[_EpisodeRows]:
         """Return the places of the episodes with steps."""
         if self._videos:
             needed("av", "lerobot")
-        places: list[_Place] = []
+        places: list[_EpisodeRows] = []
         numbers: set[int] = set()
         listed: set[str] = set()
         files: dict[str, int] = {}  # index of the first row of each
@@ -256,11 +256,11 @@ class LeRobotSource:
                 name, first = self._path(self._data_path, values), 0
             listed.add(name)
             try:
-                place = self._found(_Place(number, name, first, rows, 0, [], {}), said, values, files)
+                place = self._found(_EpisodeRows(number, name, first, rows, 0, [], {}), said, values, files)
             except (ValueError, FileNotFoundError) as error:
                 if not self._budget.skip_damaged or REMEDY in str(error):
                     raise
-                place = _Place(number, name, first, rows, 0, [], {}, str(error))
+                place = _EpisodeRows(number, name, first, rows, 0, [], {}, str(error))
             if place.steps or place.damage:
                 places.append(place)
             else:
@@ -298,7 +298,9 @@ class LeRobotSource:
                 places += [one for one in names if place == top and "." not in one and self._folder.is_folder(one)]
         return found
 
-    def _found(self, place: _Place, said: Mapping[str, Any], values: dict[str, int], files: dict[str, int]) -> _Place:
+    def _found(
+        self, place: _EpisodeRows, said: Mapping[str, Any], values: dict[str, int], files: dict[str, int]
+    ) -> _EpisodeRows:
         """Complete an episode's ``place``, which has the index of the first row only; count the rows that are steps.
 
         Raises: FileNotFoundError, ValueError.
@@ -509,7 +511,7 @@ class LeRobotSource:
     def __len__(self) -> int:
         return len(self._places)
 
-    def read(self, number: int) -> Episode:
+    def read(self, number: int) -> SourceEpisode:
         place = self._places[number]
         what = self.place(number)
         if place.damage:
@@ -542,9 +544,9 @@ class LeRobotSource:
         info: dict[str, Any] = {"tasks": place.tasks} if place.tasks else {}
         obs, action = self._nested("observation", observed), self._nested("action", taken)
         texts = whole_texts(self.spec, obs, action, fields)
-        return Episode(obs, action, reward, terminated, not terminated, fields, info, texts, doubts)
+        return SourceEpisode(obs, action, reward, terminated, not terminated, fields, info, texts, doubts)
 
-    def _check_rows(self, place: _Place, table: Any) -> None:
+    def _check_rows(self, place: _EpisodeRows, table: Any) -> None:
         """Check that the rows are the episode's, and that a file of its own has no others.  Raises: ValueError."""
         assert self._open is not None
         path, rows = self._folder.path / place.name, sum(self._open[1].rows)

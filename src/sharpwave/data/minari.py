@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images
-from sharpwave.data.episode import PARTIAL, Episode, Totals, field_of, further_names, needed, nested
+from sharpwave.data.episode import PARTIAL, SourceEpisode, Totals, field_of, further_names, needed, nested
 from sharpwave.data.hdf5 import Hdf5File, Hdf5Output
 from sharpwave.data.opened_files import REMEDY, Folder, ReadBudget, explained, parse_json
 from sharpwave.data.varying import Kind, empty_texts, row_kind, text_rows, text_type, whole_texts
@@ -132,12 +132,12 @@ class MinariSource:
             **further,
         )
 
-    def _sound(self) -> _Raw:
+    def _sound(self) -> _ReadEpisode:
         """Return the first episode whose arrays have the spaces' shapes, or else the first readable one.
 
         Raises: ValueError: none can be read.
         """
-        readable: list[_Raw] = []
+        readable: list[_ReadEpisode] = []
         damage: ValueError | None = None
         for number in range(min(self._count, MAX_TRIED)):
             try:
@@ -157,12 +157,12 @@ class MinariSource:
     def __len__(self) -> int:
         return self._count
 
-    def _raw(self, number: int) -> _Raw:
+    def _raw(self, number: int) -> _ReadEpisode:
         if self._file is not None:
             return self._read_group(self._file, number)
         found = next(iter(self._data.iterate_episodes([self._data.episode_indices[number]])))
         said = next(iter(self._data.storage.get_episode_metadata([found.id])))
-        return _Raw(
+        return _ReadEpisode(
             _arrays(found.observations, self._spaces[0]),
             _arrays(found.actions, self._spaces[1]),
             np.asarray(found.rewards),
@@ -173,7 +173,7 @@ class MinariSource:
             said,
         )
 
-    def _read_group(self, file: Hdf5File, number: int) -> _Raw:
+    def _read_group(self, file: Hdf5File, number: int) -> _ReadEpisode:
         group = file.group(file.root, f"episode_{number}")
         arrays = file.arrays(group, f"episode_{number}/")
         tree = nested(f"{self.name}: episode_{number}", arrays, "/")[f"episode_{number}"]
@@ -190,7 +190,7 @@ class MinariSource:
 
         rewards = read(tree["rewards"])
         infos = tree.get("infos", {})
-        return _Raw(
+        return _ReadEpisode(
             self._values(tree["observations"], self._spaces[0], read),
             self._values(tree["actions"], self._spaces[1], read),
             rewards,
@@ -223,7 +223,7 @@ class MinariSource:
             found[row] = images.decode(np.asarray(tree[row], np.uint8).tobytes(), shape, f"{self.name}: {tree.name}")
         return found.reshape(len(tree), *space.shape)
 
-    def read(self, number: int) -> Episode:
+    def read(self, number: int) -> SourceEpisode:
         what = self.place(number)
         with explained(f"{what} cannot be read", self.name):
             raw = self._raw(number)
@@ -252,14 +252,14 @@ class MinariSource:
                 self._misfits.add(key)
                 doubts.append(f"infos {key}: {why}; left out")
         texts = whole_texts(self.spec, raw.obs, raw.action, fields)
-        return Episode(raw.obs, raw.action, raw.rewards, terminated, truncated, fields, info, texts, doubts)
+        return SourceEpisode(raw.obs, raw.action, raw.rewards, terminated, truncated, fields, info, texts, doubts)
 
     @staticmethod
-    def _lacks(raw: _Raw, key: str, field: Field) -> bool:
+    def _lacks(raw: _ReadEpisode, key: str, field: Field) -> bool:
         """Return whether an episode has no texts where others have."""
         return field.text is not None and (key not in raw.infos or raw.infos[key].kind[1] is not str)
 
-    def _info(self, raw: _Raw, key: str, field: Field) -> npt.NDArray[Any]:
+    def _info(self, raw: _ReadEpisode, key: str, field: Field) -> npt.NDArray[Any]:
         """Return the values of an info, one more than steps.  Raises: ValueError."""
         if self._lacks(raw, key, field):
             return empty_texts(field, len(raw.rewards) + 1)
@@ -301,7 +301,7 @@ class _Info(NamedTuple):
     rows: npt.NDArray[Any]
 
 
-class _Raw(NamedTuple):
+class _ReadEpisode(NamedTuple):
     """Episode as read from the file; ``said``: its metadata; ``others``: infos with another number of rows."""
 
     obs: Any
@@ -490,7 +490,7 @@ class MinariTarget:
         storage.update_metadata({"dataset_id": self._name, "minari_version": version})
         return storage
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: SourceEpisode) -> None:
         """Write an episode."""
         from minari.data_collector import EpisodeBuffer
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.episode import Episode, Totals, existing, needed
+from sharpwave.data.episode import SourceEpisode, Totals, existing, needed
 from sharpwave.data.opened_files import ReadBudget, explained, open_path, parse_json
 from sharpwave.data.parquet_files import ParquetFile
 from sharpwave.data.tables import arrow_type, arrow_values
@@ -43,7 +43,7 @@ class ParquetTarget:
         self._schema = pa.schema(columns, {KEY: json.dumps(spec.description()).encode()})
         self._writer: Any = needed("pyarrow.parquet", "data").ParquetWriter(path, self._schema, compression="zstd")
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: SourceEpisode) -> None:
         """Write an episode."""
         pa, spec, steps = self._arrow, self._spec, len(episode.reward)
         ends = np.zeros((2, steps), np.bool_)
@@ -121,7 +121,7 @@ class ParquetSource:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def read(self, number: int) -> Episode:
+    def read(self, number: int) -> SourceEpisode:
         what = self.place(number)
         spec, steps = self.spec, self._rows[number] - 1
         self._budget.check_episode(what, steps + 1, spec.fields)
@@ -141,7 +141,7 @@ class ParquetSource:
         if (ends[0] | ends[1])[:-1].any():
             raise ValueError(f"{what} ends before its last step")
         further = {name: arrays[name] for name in spec.extra_names}
-        return Episode(
+        return SourceEpisode(
             spec.join_obs(arrays), spec.join_action(arrays), reward, bool(ends[0][-1]), bool(ends[1][-1]), further, info
         )
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sharpwave.data.episode import (
     Array,
     Arrays,
-    Episode,
+    SourceEpisode,
     Totals,
     field_of,
     finite_sum,
@@ -265,7 +265,7 @@ class RecordingSource:
     def __len__(self) -> int:
         return len(self._sizes)
 
-    def read(self, number: int) -> Episode:
+    def read(self, number: int) -> SourceEpisode:
         what = self.place(number)
         with explained(what, self.name):
             one = self._layout.recording(self._sizes[number].number)
@@ -301,7 +301,7 @@ class RecordingSource:
         texts = whole_texts(self.spec, *made, further)
         missing = [path if kind == FURTHER else f"{kind} {path}" for kind in (OBS, FURTHER) for path in lacking[kind]]
         doubts = [f"{path}: a text that is missing; stored as empty texts" for path in missing]
-        return Episode(*made, reward, terminated, truncated, further, info, texts, doubts)
+        return SourceEpisode(*made, reward, terminated, truncated, further, info, texts, doubts)
 
     def _lacking(self, one: EpisodeRecording, rows: int) -> dict[str, list[str]]:
         """Return the paths by kind of text fields that an episode has no texts for, but for actions."""

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from sharpwave.data import images, tfrecord
 from sharpwave.data.episode import (
-    Episode,
     LastStep,
+    SourceEpisode,
     Totals,
     existing,
     field_of,
@@ -357,7 +357,7 @@ class RldsSource:
     def __len__(self) -> int:
         return len(self._places)
 
-    def read(self, number: int) -> Episode:
+    def read(self, number: int) -> SourceEpisode:
         place = self._places[number]
         what = self.place(number)
         if (said := self._cut.get(place)) is not None:
@@ -383,7 +383,7 @@ class RldsSource:
         obs = self._nested("observation", observed)
         action = self._nested("action", {key: arrays[key][:steps] for key in self._under("action")})
         further = {name: arrays[key][:steps] for name, key in self._further.items()}
-        return Episode(
+        return SourceEpisode(
             obs,
             action,
             arrays["reward"][:steps],

@@ -94,7 +94,7 @@ Needed = Mapping[tuple[int, int], bytes | Unread]
 """Dictionaries and shared values that a record refers to: content by (column, key)."""
 
 
-class _Record(NamedTuple):
+class _NewRecord(NamedTuple):
     """Record to be written; without a ``sequence`` it is a new one."""
 
     kind: int
@@ -297,7 +297,7 @@ class RegionFiles:
             if not takes_spare or error.errno not in FULL or not self.release_spare():
                 raise
             region = self._region_for(need, generation)
-        records, nbytes = list[_Record](), 0
+        records, nbytes = list[_NewRecord](), 0
         for (column, key), data in dictionaries.items():
             if self.has(region.number, column, key):
                 continue
@@ -308,14 +308,14 @@ class RegionFiles:
                     raise DamagedError(str(error)) from error  # not an OSError: writing did not fail
                 continue
             if key & IS_SHARED:
-                records.append(_Record(SHARED, 0, column, pack_shared(key, content)))
+                records.append(_NewRecord(SHARED, 0, column, pack_shared(key, content)))
             else:
-                records.append(_Record(DICTIONARY, key, column, content))
+                records.append(_NewRecord(DICTIONARY, key, column, content))
             nbytes += len(data)
             if nbytes > MAX_WRITE_BYTES:
                 self._write(region, records)
                 records, nbytes = [], 0
-        return region.number, self._write(region, [*records, _Record(kind, id_, 0, payload, sequence)])
+        return region.number, self._write(region, [*records, _NewRecord(kind, id_, 0, payload, sequence)])
 
     def has(self, number: int, column: int, key: int) -> bool:
         """Return whether a region has a dictionary or a shared value."""
@@ -381,7 +381,7 @@ class RegionFiles:
         region.finished = True
         if region.used + RECORD.size <= region.size:
             self._allocate(region, region.used + RECORD.size)
-            self._write(region, [_Record(END, 0, 0, b"")])
+            self._write(region, [_NewRecord(END, 0, 0, b"")])
             self.files.truncate(region.descriptor, region.used)
             region.size = region.allocated = region.used
 
@@ -630,7 +630,7 @@ class RegionFiles:
                 return upto
         raise AssertionError
 
-    def _write(self, region: Region, records: Sequence[_Record]) -> int:
+    def _write(self, region: Region, records: Sequence[_NewRecord]) -> int:
         """Write records at once, and note what they hold; return the offset of the last one's payload.
 
         Raises: OSError; then none counts.

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arrays import Ints
-from sharpwave.codecs.registry import max_dictionary_bytes
+from sharpwave.codecs.codec_registry import max_dictionary_bytes
 from sharpwave.codecs.shared import HEAD, RECORD_BYTES, checked, keys_of, number_of, text_of, unpack
 from sharpwave.disk.region_notes import MAX_NOTE_BYTES, Evicted, Evictions, unpack_ends, unpack_evicted
 from sharpwave.errors import DamagedError

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arrays import Bytes, Ints
-from sharpwave.codecs import ragged
+from sharpwave.codecs import ragged_rows
+from sharpwave.codecs.codec_protocol import Packed
+from sharpwave.codecs.codec_registry import RAGGED, by_number
 from sharpwave.codecs.packed import PackedNumbers
-from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import RAGGED, by_number
 from sharpwave.codecs.shared import KEY_BYTES, keys_of
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format.annotations import MAX_METADATA_BYTES, pack_metadata, read_metadata
@@ -394,7 +394,7 @@ def check(
             if spec.columns.get(name) is not spec.fields.get(name) and column.dictionary:
                 raise DamagedError("keys of shared values, which take no dictionary")
             if field.ragged:
-                (ragged.verify if decode else ragged.check)(packed, spec.kinds[name])
+                (ragged_rows.verify if decode else ragged_rows.check)(packed, spec.kinds[name])
                 continue
             codec = by_number(column.codec)
             (codec.verify if decode else codec.check)(packed)
@@ -447,7 +447,7 @@ def unpack(
             _check_codec(field, column.codec)
             packed = Packed(payload, column.rows, size, shared, field.line_bytes)
             if field.ragged:
-                arrays[name] = ragged.decode(packed, spec.kinds[name], limit)
+                arrays[name] = ragged_rows.decode(packed, spec.kinds[name], limit)
                 limit -= sum(row.nbytes for row in arrays[name])
                 continue
             rows = by_number(column.codec).decode(packed)

@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 
 from sharpwave.integrations.whole_transitions import WholeTransitions
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.sampler_protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.spaces import refuse_variable
 from sharpwave.spec import Field

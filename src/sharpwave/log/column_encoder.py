@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sharpwave.arrays import Bytes
-from sharpwave.codecs import registry as codecs
+from sharpwave.codecs import codec_registry as codecs
+from sharpwave.codecs.codec_protocol import Codec, Encoder
+from sharpwave.codecs.codec_registry import RAGGED
 from sharpwave.codecs.dictionaries import DictionaryTable
-from sharpwave.codecs.protocol import Codec, Encoder
-from sharpwave.codecs.ragged import RaggedRows
+from sharpwave.codecs.ragged_rows import RaggedRows
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import RAGGED
 from sharpwave.format.segment import SegmentColumn, step_column
 from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core

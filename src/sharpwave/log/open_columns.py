@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arrays import Bools, Bytes, Int32s, Ints
-from sharpwave.codecs.ragged import REFERENCE_BYTES, RaggedRows
+from sharpwave.codecs.codec_registry import MIN_AUTO_BYTES, RAGGED
+from sharpwave.codecs.ragged_rows import REFERENCE_BYTES, RaggedRows
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import MIN_AUTO_BYTES, RAGGED
 from sharpwave.codecs.shared import keys_of
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.format.segment import FLAGS, SegmentColumn

@@ -11,7 +11,7 @@ import numpy as np
 
 from sharpwave.arrays import Ints
 from sharpwave.codecs.dictionaries import key_of
-from sharpwave.codecs.ragged import RaggedRows
+from sharpwave.codecs.ragged_rows import RaggedRows
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.shared import IS_SHARED, checked, text_of
 from sharpwave.errors import DamagedError, DuplicateError

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sharpwave.arrays import Array, Bytes
 from sharpwave.codecs import shared
-from sharpwave.codecs.ragged import Kind
+from sharpwave.codecs.ragged_rows import Kind
 from sharpwave.codecs.shared import HEAD, KEY_BYTES, RECORD_BYTES
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.errors import DamagedError

@@ -27,7 +27,7 @@ def reserve(nbytes: int) -> AddressSpace:
     Raises:
         OSError, ValueError, OverflowError: the system has no such range.
     """
-    return _Windows(nbytes) if windows.KERNEL32 is not None else AddressSpace(nbytes)
+    return _WindowsSpace(nbytes) if windows.KERNEL32 is not None else AddressSpace(nbytes)
 
 
 class AddressSpace:
@@ -85,7 +85,7 @@ class AddressSpace:
         return True
 
 
-class _Windows(AddressSpace):
+class _WindowsSpace(AddressSpace):
     """Range of which only committed pages can be touched: otherwise a page file would have to hold all of it."""
 
     def __init__(self, nbytes: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from sharpwave.arrays import Ints
-from sharpwave.codecs.ragged import OVERHEAD_BYTES
+from sharpwave.codecs.ragged_rows import OVERHEAD_BYTES
 from sharpwave.format import segment
 from sharpwave.format.annotations import MAX_METADATA_BYTES
 from sharpwave.format.segment import FIRST_FIELD

@@ -47,7 +47,7 @@ from sharpwave.native import descriptors
 from sharpwave.native.directory import kind_of
 from sharpwave.persistence.column_files import DELETED
 from sharpwave.persistence.settings import Settings
-from sharpwave.sampling.protocol import checked_array
+from sharpwave.sampling.sampler_protocol import checked_array
 from sharpwave.spec import Spec
 from sharpwave.validation import max_lanes
 

@@ -12,13 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arrays import Bytes, Ints
-from sharpwave.codecs.registry import name_of
+from sharpwave.codecs.codec_registry import name_of
 from sharpwave.disk.region_scan import SegmentReader
 from sharpwave.errors import DamagedError
 from sharpwave.format.annotations import read_metadata
 from sharpwave.format.region import DICTIONARY, SHARED, Damage, Record
 from sharpwave.format.segment_header import Header
-from sharpwave.offline.late_values import LateValues
 from sharpwave.offline.scan import (
     LOOKS,
     Chain,
@@ -34,6 +33,7 @@ from sharpwave.offline.scan import (
     part_of,
     size_of,
 )
+from sharpwave.offline.value_files import LateValues
 from sharpwave.spec import ENDED, START, TERMINATED
 
 End = Literal["terminated", "truncated", "unfinished"]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.codecs.ragged import RaggedRows
+from sharpwave.codecs.ragged_rows import RaggedRows
 from sharpwave.codecs.shared import HEAD, bytes_of, checked, keys_of, text_of
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.ownership import is_of, unfinished

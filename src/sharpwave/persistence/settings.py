@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.arguments import is_integer
-from sharpwave.codecs.registry import codec_choice, is_known, not_loaded
+from sharpwave.codecs.codec_registry import codec_choice, is_known, not_loaded
 from sharpwave.disk.store_folder import MANIFEST_BYTES
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format.annotations import MAX_STORE_BYTES, Annotations

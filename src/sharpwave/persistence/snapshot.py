@@ -15,7 +15,7 @@ from sharpwave.log.open_segments import WHOLE
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.persistence.recovery import Adoption, Recovery
-from sharpwave.sampling.protocol import checked_array
+from sharpwave.sampling.sampler_protocol import checked_array
 from sharpwave.spec import TRUNCATED
 from sharpwave.validation import MAX_LANES
 

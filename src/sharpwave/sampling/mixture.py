@@ -11,7 +11,7 @@ import numpy as np
 
 from sharpwave.arguments import is_number
 from sharpwave.arrays import Floats, Ints
-from sharpwave.sampling.protocol import Draw, Sampler, check_exponents, check_sampler, described
+from sharpwave.sampling.sampler_protocol import Draw, Sampler, check_exponents, check_sampler, described
 
 
 @dataclass

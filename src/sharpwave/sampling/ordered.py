@@ -11,8 +11,8 @@ import numpy as np
 from sharpwave.arrays import Floats, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-from sharpwave.sampling.protocol import Draw, check_unbound, checked_array, extended
 from sharpwave.sampling.retention import Newcomer, Priorities
+from sharpwave.sampling.sampler_protocol import Draw, check_unbound, checked_array, extended
 
 SLACK = 1024
 """Limit of removed entries beyond the remaining ones; then the order is compacted."""

@@ -11,8 +11,8 @@ import numpy as np
 from sharpwave.arguments import is_number
 from sharpwave.arrays import Bools, Floats, Ints
 from sharpwave.native import core
-from sharpwave.sampling.protocol import MAX_TD_ERROR, check_exponents, check_unbound, checked_array
-from sharpwave.sampling.starting import StartsByColumn
+from sharpwave.sampling.sampler_protocol import MAX_TD_ERROR, check_exponents, check_unbound, checked_array
+from sharpwave.sampling.starts_by_column import StartsByColumn
 from sharpwave.sampling.sum_tree import SumTree, TreeSampler
 
 MIN_EPS, MAX_EPS = 1e-100, 1e30

@@ -11,8 +11,15 @@ import numpy as np
 from sharpwave.arrays import Bools, Floats, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-from sharpwave.sampling.protocol import MAX_TD_ERROR, Draw, check_exponents, check_unbound, checked_array, extended
-from sharpwave.sampling.starting import StartsByColumn
+from sharpwave.sampling.sampler_protocol import (
+    MAX_TD_ERROR,
+    Draw,
+    check_exponents,
+    check_unbound,
+    checked_array,
+    extended,
+)
+from sharpwave.sampling.starts_by_column import StartsByColumn
 
 
 @dataclass

@@ -12,7 +12,7 @@ import numpy as np
 
 from sharpwave.arguments import is_integer
 from sharpwave.arrays import Floats, Ints
-from sharpwave.sampling.protocol import checked_array
+from sharpwave.sampling.sampler_protocol import checked_array
 
 Priorities = Callable[[Ints], Floats | None]
 """Mean priorities of the steps in slots [n]; ``None`` where no step has a priority."""

@@ -14,7 +14,7 @@ import numpy as np
 from sharpwave.arrays import Floats, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-from sharpwave.sampling.protocol import Draw
+from sharpwave.sampling.sampler_protocol import Draw
 
 FANOUT = 8
 

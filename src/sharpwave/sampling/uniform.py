@@ -11,7 +11,7 @@ import numpy as np
 from sharpwave.arrays import Floats, Ints
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-from sharpwave.sampling.protocol import check_unbound, extended
+from sharpwave.sampling.sampler_protocol import check_unbound, extended
 from sharpwave.sampling.sum_tree import SumTree, TreeSampler
 
 

@@ -23,7 +23,7 @@ from sharpwave.log.boundaries import NOTICED
 from sharpwave.log.late_columns import described
 from sharpwave.persistence.settings import MAX_SEGMENT_STEPS
 from sharpwave.sampling.limiters import Limiter, check_timeout
-from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.sampler_protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_folder import Manifest, cut, opening
@@ -46,7 +46,7 @@ from sharpwave.views.batch import Batch, SequenceBatch
 from sharpwave.views.episodes import Order, checked_order
 from sharpwave.views.ids import Tag
 from sharpwave.views.starting import check_by
-from sharpwave.views.view import STEPS
+from sharpwave.views.view_protocol import STEPS
 
 LOCAL_CAPACITY = 64
 OF_STORES = {

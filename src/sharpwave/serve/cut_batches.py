@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sharpwave.arrays import Bytes, Ints
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
-from sharpwave.codecs.ragged import check_text
+from sharpwave.codecs.ragged_rows import check_text
 from sharpwave.errors import DamagedError
 from sharpwave.ragged import copy_rows
 from sharpwave.serve.wire import MAX_BODY_BYTES, Frame, Part, WireError, array_in
@@ -28,7 +28,7 @@ from sharpwave.views.cutting import CutReader, RowCutter
 from sharpwave.views.gather import Read, RowReader
 from sharpwave.views.layout import BatchTarget
 from sharpwave.views.step_views import AFTER, StepView
-from sharpwave.views.view import View
+from sharpwave.views.view_protocol import View
 
 Sent = dict[tuple[int, int], bytes]
 """Dictionaries that a connection has had, by field and place."""

@@ -28,7 +28,7 @@ WATCH_S = 0.05
 COMMAND = "from sharpwave.serve.shard_process import main; main()"
 
 
-class _Seat(Supervised):
+class _ShardSeat(Supervised):
     """One shard: its settings, and the process that runs it."""
 
     def __init__(self, settings: ShardSettings) -> None:
@@ -75,13 +75,13 @@ class LocalShards:
     """
 
     def __init__(self, settings: Sequence[ShardSettings]) -> None:
-        self._seats: list[_Seat] = []
+        self._seats: list[_ShardSeat] = []
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self.addresses: list[list[str]] = []
         try:
             for one in settings:
-                self._seats.append(_Seat(one))
+                self._seats.append(_ShardSeat(one))
                 self._seats[-1].start()
             self.addresses = [seat.ready(seat.process) for seat in self._seats]
         except BaseException:
@@ -101,7 +101,7 @@ class LocalShards:
 
     def add(self, settings: ShardSettings) -> list[str]:
         """Start one more shard; return its addresses.  Raises: ShardFailedError."""
-        seat = _Seat(settings)
+        seat = _ShardSeat(settings)
         try:
             seat.start()
             addresses = seat.ready(seat.process)
@@ -138,7 +138,7 @@ class LocalShards:
             _stop(self._seats)
 
 
-def _watch(seats: list[_Seat], lock: threading.Lock, closing: threading.Event) -> None:
+def _watch(seats: list[_ShardSeat], lock: threading.Lock, closing: threading.Event) -> None:
     """Start shards again that have died, until ``closing``; then stop them."""
     while not closing.wait(WATCH_S):
         for seat in list(seats):
@@ -169,7 +169,7 @@ def _abandon(closing: threading.Event, process: int) -> None:
         closing.set()
 
 
-def _stop(seats: Sequence[_Seat]) -> None:
+def _stop(seats: Sequence[_ShardSeat]) -> None:
     for seat in seats:
         if seat.process is not None:
             seat.process.terminate()

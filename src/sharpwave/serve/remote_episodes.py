@@ -99,7 +99,7 @@ class RemoteReader:
             steps = array_in(reply.parts, "steps", np.int64, -1)
             if not 0 < len(steps) <= len(some):
                 raise WireError(f"{len(steps)} numbers of steps of {len(some)} episodes")
-            cursors = [_Rows(reply, number, self.field(one.name), one) for number, one in enumerate(asked)]
+            cursors = [_ReplyRows(reply, number, self.field(one.name), one) for number, one in enumerate(asked)]
             for count in steps.tolist():
                 _, whole, ended = runs[place]
                 if count == GONE:
@@ -135,7 +135,7 @@ class RemoteReader:
         raise lost
 
 
-class _Rows:
+class _ReplyRows:
     """Rows of one array in a reply, which is checked as untrusted input; taken one episode after the other."""
 
     def __init__(self, reply: Frame, number: int, kind: Field, array: EpisodeArray) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
 from sharpwave.native.forks import follow
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
-from sharpwave.sampling.protocol import described
+from sharpwave.sampling.sampler_protocol import described
 from sharpwave.serve.late_values import Columns, MixedColumnError
 from sharpwave.serve.link import RETRY_S, ShardLostError
 from sharpwave.serve.members import Members

@@ -14,7 +14,7 @@ from sharpwave.store import Store
 from sharpwave.views.batch import Batch
 from sharpwave.views.ids import Tag
 from sharpwave.views.stored_steps import StepSource
-from sharpwave.views.view import STEPS
+from sharpwave.views.view_protocol import STEPS
 
 
 class StepParts(ShardParts):

@@ -310,7 +310,7 @@ class BeganAnewError(ShardLostError):
 
 
 @dataclass
-class _Kept:
+class _Unacknowledged:
     """Segment that the shard has not acknowledged; it was sent as ``ticket`` on the connection ``connection``."""
 
     segment: SealedSegment
@@ -353,7 +353,7 @@ class Lease:
         self.link, self.number, self._name, self._lanes, self._durable = link, number, name, lanes, durable
         self._since = 0 if before is None else before.turn
         self._shift: dict[int, int] = {}  # by lane: the shard's number of a step, less the writer's
-        self._kept: deque[_Kept] = deque()  # in order
+        self._kept: deque[_Unacknowledged] = deque()  # in order
         self.waiting_bytes = 0
         self.turn = 0
         self._dictionaries: set[int] = set()  # that the shard has, of this connection
@@ -395,7 +395,7 @@ class Lease:
             number, first_step = self.first_lane + lane, segment.first_step + shift
             packed = readdressed(segment.packed, number, first_step)
             segment = replace(segment, lane=number, first_step=first_step, packed=packed)
-        self._kept.append(_Kept(segment, td_error))
+        self._kept.append(_Unacknowledged(segment, td_error))
         self.waiting_bytes += segment.nbytes
 
     def left(self) -> Iterator[tuple[int, SealedSegment, Errors | None]]:
@@ -461,7 +461,7 @@ class Lease:
         """Return whether the shard has a segment whose acknowledgement was lost."""
         return segment.first_step + segment.steps <= self._safe_steps[segment.lane - self.first_lane]
 
-    def _sent(self, kept: _Kept) -> int:
+    def _sent(self, kept: _Unacknowledged) -> int:
         head, parts = put_request(kept.segment, kept.td_error, self._dictionaries)
         ticket = self.link.submit(Request.PUT, head | {"durable": self._durable}, parts)
         self._dictionaries.update(key for key in kept.segment.dictionaries if not key & IS_SHARED)

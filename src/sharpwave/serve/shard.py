@@ -17,7 +17,7 @@ from sharpwave.format.segment import FIRST_FIELD
 from sharpwave.log.late_columns import LateColumn, described
 from sharpwave.persistence.settings import LIMITS
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import draws_by_mass
+from sharpwave.sampling.sampler_protocol import draws_by_mass
 from sharpwave.serve import shard_episodes
 from sharpwave.serve.budget import Budget, Holding, NoRoomError
 from sharpwave.serve.cluster_folder import LEASES

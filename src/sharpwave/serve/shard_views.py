@@ -12,7 +12,7 @@ from typing import Any
 
 from sharpwave.sampling.ordered import Fifo, Lifo
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.sampler_protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.intake import Intake
 from sharpwave.serve.server import Client
@@ -21,7 +21,7 @@ from sharpwave.store import Store
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.layout import LARGE
 from sharpwave.views.replay import Replay
-from sharpwave.views.view import View
+from sharpwave.views.view_protocol import View
 
 SAMPLERS: dict[str, type[Any]] = {one.__name__: one for one in (Uniform, Prioritized, Fifo, Lifo)}
 """Samplers of shards, by name. Ranks among all items cannot be known to one shard."""

@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave.arrays import Bytes
-from sharpwave.codecs import registry
-from sharpwave.codecs.protocol import Codec, Packed, as_bytes
+from sharpwave.codecs import codec_registry
+from sharpwave.codecs.codec_protocol import Codec, Packed, as_bytes
 from sharpwave.errors import DamagedError
 from sharpwave.offline.folder_check import check
-from sharpwave.testing.columns import ColumnsInMemory, naive_window, pictures
+from sharpwave.testing.columns_in_memory import ColumnsInMemory, naive_window, pictures
 from sharpwave.views.gather import DECODED
 
 SETTINGS = settings(
@@ -51,12 +51,12 @@ class CodecSuite:
     @pytest.fixture(autouse=True)
     def _registered(self) -> Iterator[None]:
         codec = self.make_codec()
-        if registry.is_known(codec.name):
+        if codec_registry.is_known(codec.name):
             yield
             return
-        registry.register(codec)
+        codec_registry.register(codec)
         yield
-        registry.unregister(codec.name)
+        codec_registry.unregister(codec.name)
 
     # results of encode()
 
@@ -194,7 +194,7 @@ class CodecSuite:
         for in_core in (True, False):
             with pytest.MonkeyPatch.context() as patch:
                 if not in_core:
-                    patch.setattr("sharpwave.views.gather.DECODED", np.zeros(registry.NUMBERS, np.uint8))
+                    patch.setattr("sharpwave.views.gather.DECODED", np.zeros(codec_registry.NUMBERS, np.uint8))
                 np.testing.assert_array_equal(memory.read(slot, newest, first, window), expected)
         np.testing.assert_array_equal(memory.cut(slot, newest, first, window), expected, "cut rows")
 

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.sampling.protocol import Draw, Sampler, check_sampler
+from sharpwave.sampling.sampler_protocol import Draw, Sampler, check_sampler
 
 SETTINGS = settings(
     max_examples=min(60, 2 * settings().max_examples),  # fewer only where the profile asks for few

@@ -27,7 +27,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.views import filling
 from sharpwave.views.replay import Replay
-from sharpwave.views.view import View
+from sharpwave.views.view_protocol import View
 
 FINAL = 1_000_000
 """Offset of final observations: an episode's final observation is its last step's serial number plus this."""

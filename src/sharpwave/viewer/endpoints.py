@@ -29,7 +29,7 @@ from sharpwave.viewer.action_values import NoValuesError, curves_of
 from sharpwave.viewer.overview import episode_row, field_rows, overview
 from sharpwave.viewer.priorities import distributions
 from sharpwave.viewer.snapshots import MAX_DECODED_BYTES, MAX_READ_STEPS, SORTS, Snapshot
-from sharpwave.viewer.versions import VersionSources, differences
+from sharpwave.viewer.version_sources import VersionSources, differences
 from sharpwave.viewer.watching import Watched
 
 TYPES = {

@@ -16,7 +16,7 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.native.forks import path
 from sharpwave.sampling.limiters import Gate, Limiter
-from sharpwave.sampling.protocol import Draw, Sampler, as_json, check_sampler, draws_by_tree
+from sharpwave.sampling.sampler_protocol import Draw, Sampler, as_json, check_sampler, draws_by_tree
 from sharpwave.validation import Missing
 from sharpwave.views.conditions import Judge
 from sharpwave.views.draws_ahead import Drawn, UnusedDraws
@@ -26,7 +26,7 @@ from sharpwave.views.items import Items, Undo, Uses
 from sharpwave.views.layout import BatchLayout, BatchTarget
 from sharpwave.views.pace import Pace, check_limiter
 from sharpwave.views.starting import Unfollowed
-from sharpwave.views.view import View
+from sharpwave.views.view_protocol import View
 
 MAX_LAYOUTS = 4
 """Limit of batch sizes whose layouts, with working memory, are kept."""

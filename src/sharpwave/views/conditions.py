@@ -9,11 +9,11 @@ import numpy as np
 from sharpwave.arrays import Bools, Ints
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.untouched import zeros
-from sharpwave.sampling.protocol import extended
+from sharpwave.sampling.sampler_protocol import extended
 from sharpwave.spec import ENDED, START
 from sharpwave.views.episodes import EpisodeReader, Table, find_in, joined
 from sharpwave.views.steps import Steps
-from sharpwave.views.view import View
+from sharpwave.views.view_protocol import View
 
 UNJUDGED, MATCHES, REFUSED = range(3)
 """Values of ``Judge.judged``; the core compares with the second."""

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from sharpwave.arrays import Bytes, Int32s, Ints
+from sharpwave.codecs.codec_registry import MIN_AUTO_BYTES, by_number
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
-from sharpwave.codecs.registry import MIN_AUTO_BYTES, by_number
 from sharpwave.errors import DamagedError
 from sharpwave.log.step_log import StepLog
 from sharpwave.native import core

@@ -13,7 +13,7 @@ import numpy as np
 from sharpwave.arrays import Ints
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.forks import path
-from sharpwave.sampling.protocol import checked_array
+from sharpwave.sampling.sampler_protocol import checked_array
 from sharpwave.views.items import Items, Undo
 
 AHEAD = 0.75

@@ -21,7 +21,7 @@ from sharpwave.spec import ENDED, START, TERMINATED, TRUNCATED, Spec
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.steps import Steps
-from sharpwave.views.view import STEPS
+from sharpwave.views.view_protocol import STEPS
 
 Order = Literal["oldest", "newest", "return", "length"]
 CHUNK_BYTES = 1 << 24

@@ -13,7 +13,7 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.layout import BatchTarget
-from sharpwave.views.view import View
+from sharpwave.views.view_protocol import View
 
 
 def lend_held(

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arrays import Bools, Bytes, Int32s, Ints
-from sharpwave.codecs import ragged
+from sharpwave.codecs import ragged_rows
+from sharpwave.codecs.codec_registry import name_of
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import name_of
 from sharpwave.codecs.shared import KEY_BYTES, number_of, text_of
 from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, payload_ends
@@ -356,11 +356,11 @@ class RaggedReader(FieldReader):
         places = (np.cumsum(lengths) - lengths)[some].tolist()
         memory = self._arena.memory
         try:
-            rows = ragged.unpack_frames(memory, left[0, some], left[1, some], lengths[some])
+            rows = ragged_rows.unpack_frames(memory, left[0, some], left[1, some], lengths[some])
             for k, (place, size) in enumerate(zip(places, lengths[some].tolist(), strict=True)):
                 out[place : place + size] = np.frombuffer(rows[k], np.uint8)
                 if self._field.text == "str":
-                    ragged.check_text(out[place : place + size].data, k)
+                    ragged_rows.check_text(out[place : place + size].data, k)
         except DamagedError as error:
             broken = [int(slot[i]) for i in some.tolist() if not self._is_sound(left[:, i], int(lengths[i]))]
             raise UndecodableError(sorted(set(broken)), str(error)) from error
@@ -368,9 +368,9 @@ class RaggedReader(FieldReader):
     def _is_sound(self, frame: Ints, size: int) -> bool:
         """Return whether a frame, by its begin and its bytes, holds a row."""
         try:
-            row = ragged.unpack_frames(self._arena.memory, frame[:1], frame[1:], np.array([size]))[0]
+            row = ragged_rows.unpack_frames(self._arena.memory, frame[:1], frame[1:], np.array([size]))[0]
             if self._field.text == "str":
-                ragged.check_text(bytes(row), 0)
+                ragged_rows.check_text(bytes(row), 0)
         except DamagedError:
             return False
         return True

@@ -17,12 +17,12 @@ from sharpwave.native import core
 from sharpwave.native.forks import path
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import Draw, Sampler, draws_by_tree, extended
-from sharpwave.sampling.starting import StartsByColumn
+from sharpwave.sampling.sampler_protocol import Draw, Sampler, draws_by_tree, extended
+from sharpwave.sampling.starts_by_column import StartsByColumn
 from sharpwave.views.conditions import MATCHES, REFUSED, UNJUDGED, Judge
 from sharpwave.views.gather import LogArrays
 from sharpwave.views.starting import Starts
-from sharpwave.views.view import MAX_RUNS, View, items_of
+from sharpwave.views.view_protocol import MAX_RUNS, View, items_of
 
 Undo = Callable[[], None]
 NO_ITEMS = np.empty(0, np.int64)

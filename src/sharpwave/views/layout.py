@@ -16,7 +16,7 @@ from sharpwave.memory.arena import rounded
 from sharpwave.memory.batch_pool import Block, Root, block_size
 from sharpwave.native import core
 from sharpwave.ragged import Ragged
-from sharpwave.sampling.protocol import Draw
+from sharpwave.sampling.sampler_protocol import Draw
 from sharpwave.views.ids import tagged
 
 COMMON = (("weights", np.float32), ("probabilities", np.float64), ("ids", np.int64))

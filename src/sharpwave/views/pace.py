@@ -12,7 +12,7 @@ from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.views.draws_ahead import UnusedDraws
 from sharpwave.views.items import Items
-from sharpwave.views.view import STEPS, View
+from sharpwave.views.view_protocol import STEPS, View
 
 UNSAMPLED = "the store is full of steps not sampled yet"
 AHEAD = "the store is full of steps that a stream has drawn ahead: go on with it, or close() it"

@@ -15,7 +15,7 @@ from sharpwave.log.late_columns import WRITTEN
 from sharpwave.native import core
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.sampling.limiters import Limiter, check_timeout
-from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
+from sharpwave.sampling.sampler_protocol import MAX_TD_ERROR, Sampler
 from sharpwave.showing import table, titled
 from sharpwave.spec import Spec
 from sharpwave.validation import Missing, check_missing
@@ -34,7 +34,7 @@ MAX_LOOKAHEAD = 1024
 
 
 class Replay(Generic[B]):
-    """Replay of a store's items, which a ``.view.View`` defines. Made by ``sharpwave.Store.view``.
+    """Replay of a store's items, which a ``.view_protocol.View`` defines. Made by ``sharpwave.Store.view``.
 
     Args:
         life: of the store, which lives as long as this view.

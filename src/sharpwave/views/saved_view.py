@@ -12,7 +12,7 @@ from sharpwave.arrays import Floats, Ints
 from sharpwave.format.segment import MAX_NUMBER
 from sharpwave.log.step_log import StepLog
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import MAX_TD_ERROR, checked_array, described
+from sharpwave.sampling.sampler_protocol import MAX_TD_ERROR, checked_array, described
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.conditions import REFUSED
 from sharpwave.views.draws_ahead import checked

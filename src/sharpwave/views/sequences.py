@@ -21,7 +21,7 @@ from sharpwave.views.gather import PIECE_ROWS, Read, RowReader
 from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.replay import Replay, on_host
 from sharpwave.views.step_views import STEP, StepView, empty_rows, numbers
-from sharpwave.views.view import MAX_RUNS, fills_at_once, items_of
+from sharpwave.views.view_protocol import MAX_RUNS, fills_at_once, items_of
 
 MAX_COLUMNS = 1_000_000
 """Columns of a window, the observations behind its last step included."""

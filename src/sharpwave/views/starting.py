@@ -12,12 +12,12 @@ from sharpwave.arrays import Floats, Int32s, Ints
 from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 from sharpwave.sampling.mixture import Mixture
-from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
-from sharpwave.sampling.starting import StartsByColumn
+from sharpwave.sampling.sampler_protocol import MAX_TD_ERROR, Sampler
+from sharpwave.sampling.starts_by_column import StartsByColumn
 from sharpwave.spec import Field, Spec
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.steps import Steps
-from sharpwave.views.view import View, items_of
+from sharpwave.views.view_protocol import View, items_of
 
 REWARD = "reward"
 

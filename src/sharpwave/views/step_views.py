@@ -21,7 +21,7 @@ from sharpwave.views.batch import Batch
 from sharpwave.views.gather import LogArrays, Read, RowReader
 from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.replay import Replay
-from sharpwave.views.view import MAX_RUNS, View, fills_at_once
+from sharpwave.views.view_protocol import MAX_RUNS, View, fills_at_once
 
 B = TypeVar("B")
 

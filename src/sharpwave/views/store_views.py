@@ -20,7 +20,7 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.native import core
 from sharpwave.sampling.limiters import Gate, Limiter
-from sharpwave.sampling.protocol import Sampler, described
+from sharpwave.sampling.sampler_protocol import Sampler, described
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.conditions import Condition, Judge
@@ -28,7 +28,7 @@ from sharpwave.views.ids import Tag, check_tag, tag_of
 from sharpwave.views.keeping import Keeping
 from sharpwave.views.replay import Replay
 from sharpwave.views.saved_view import SavedView, recovered
-from sharpwave.views.view import STEPS, View
+from sharpwave.views.view_protocol import STEPS, View
 
 R = TypeVar("R", bound=Replay[Any])
 
@@ -180,7 +180,7 @@ class Views(LogListener):
                 raise ValueError(
                     f"{view.kind}: where={condition.text!r}, but {type(view).__name__} cannot find items of ended "
                     "episodes only; derive it from NStep, Hindsight or Windows, or let its bind obey only_ended "
-                    "(sharpwave.views.view.View)"
+                    "(sharpwave.views.view_protocol.View)"
                 )
             view.only_ended = True
             judge = Judge(self._log, self._lock, view, condition)

@@ -24,7 +24,7 @@ from sharpwave.native import core
 from sharpwave.native.forks import path
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.sampling.limiters import LOOK_S, Limiter, check_timeout
-from sharpwave.sampling.protocol import Draw, Sampler
+from sharpwave.sampling.sampler_protocol import Draw, Sampler
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.draws_ahead import Drawn
 from sharpwave.views.ids import tagged

@@ -13,7 +13,7 @@ from torch.nn import functional
 from sharpwave.arrays import Array
 from sharpwave.integrations.sb3.sb3_buffer import ReplayBuffer
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.sampler_protocol import Sampler
 from sharpwave.views.batch import Batch
 
 

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sharpwave.arrays import Array
 from sharpwave.integrations.whole_transitions import WholeTransitions, packed, unpacked
-from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.sampler_protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.spaces import refuse_variable
 from sharpwave.spec import Field

@@ -56,11 +56,11 @@ class _Plain(BufferPart, ReplayBuffer):  # type: ignore[misc]
     pass
 
 
-class _Prioritized(BufferPart, PrioritizedReplayBuffer):  # type: ignore[misc]
+class _PrioritizedPart(BufferPart, PrioritizedReplayBuffer):  # type: ignore[misc]
     pass
 
 
 def part_of(whole: Any, offset: int, part: Any) -> None:
     """Let a buffer of Tianshou's read its observations from ``whole``, at the places from ``offset`` on."""
-    part.__class__ = _Prioritized if isinstance(part, PrioritizedReplayBuffer) else _Plain
+    part.__class__ = _PrioritizedPart if isinstance(part, PrioritizedReplayBuffer) else _Plain
     part._offset, part._whole = offset, weakref.ref(whole)

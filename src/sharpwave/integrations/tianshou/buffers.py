@@ -363,7 +363,7 @@ class StoredObservations:
             self._set_batch_for_children()  # their arrays are views of these again
 
 
-class _Prioritized(StoredObservations):
+class _PrioritizedStored(StoredObservations):
     """Part of a prioritized buffer: weights are Tianshou's, and 0 for evicted transitions."""
 
     def _lost(self, places: Ints) -> None:
@@ -385,7 +385,7 @@ class ReplayBuffer(StoredObservations, theirs.ReplayBuffer):  # type: ignore[mis
     """Tianshou's ``ReplayBuffer``, over a store."""
 
 
-class PrioritizedReplayBuffer(_Prioritized, theirs.PrioritizedReplayBuffer):  # type: ignore[misc]
+class PrioritizedReplayBuffer(_PrioritizedStored, theirs.PrioritizedReplayBuffer):  # type: ignore[misc]
     """Tianshou's ``PrioritizedReplayBuffer``, over a store."""
 
 
@@ -393,7 +393,7 @@ class VectorReplayBuffer(StoredObservations, theirs.VectorReplayBuffer):  # type
     """Tianshou's ``VectorReplayBuffer``, over a store."""
 
 
-class PrioritizedVectorReplayBuffer(_Prioritized, theirs.PrioritizedVectorReplayBuffer):  # type: ignore[misc]
+class PrioritizedVectorReplayBuffer(_PrioritizedStored, theirs.PrioritizedVectorReplayBuffer):  # type: ignore[misc]
     """Tianshou's ``PrioritizedVectorReplayBuffer``, over a store."""
 
 

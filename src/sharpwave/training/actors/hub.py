@@ -41,7 +41,7 @@ LONELY_S = 15.0
 
 
 @dataclass
-class _Node:
+class _JoinedNode:
     """State of a node.
 
     Attributes:
@@ -98,7 +98,7 @@ class Hub:
         self._left = 0  # steps of nodes that went
         self._weights: npt.NDArray[np.float32] = np.empty(0, np.float32)
         self._version = 0
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _JoinedNode] = {}
         self._inbox: list[Arrival | EpisodeScore] = []
         self._restarts, self._failure, self._stop = 0, "", False
         self._alone_since: float | None = time.monotonic()
@@ -203,7 +203,7 @@ class Hub:
         taken = {actor for node in self._nodes.values() for actor in node.actors}
         actors = [actor for actor in range(len(self._lanes)) if actor not in taken][:wanted]
         if actors and not self._stop:
-            self._nodes[name] = _Node(str(head.get("host")), actors, sum(self._lanes[actor] for actor in actors))
+            self._nodes[name] = _JoinedNode(str(head.get("host")), actors, sum(self._lanes[actor] for actor in actors))
             self._failure = ""
             self._say(f"Node {head.get('host')} plays {len(actors)} of {len(self._lanes)} actors")
         return {
@@ -219,7 +219,7 @@ class Hub:
             **self._store.where(),
         }
 
-    def _hear(self, node: _Node, frame: Frame) -> None:
+    def _hear(self, node: _JoinedNode, frame: Frame) -> None:
         """Apply a node's report, once: a report whose reply was lost is sent again."""
         node.heard = time.monotonic()
         head = frame.head
@@ -235,7 +235,7 @@ class Hub:
         self._inbox += [EpisodeScore(reward, int(steps), int(lane)) for reward, steps, lane in episodes]
         self._changed.notify_all()
 
-    def _told(self, node: _Node, frame: Frame) -> Reply:
+    def _told(self, node: _JoinedNode, frame: Frame) -> Reply:
         self._grant(node)
         head = {
             "run": self._run,
@@ -248,7 +248,7 @@ class Hub:
         new = self._version > _whole(frame.head, "version")
         return head, {"weights": self._weights} if new else {}
 
-    def _grant(self, node: _Node) -> None:
+    def _grant(self, node: _JoinedNode) -> None:
         """Let a node's actors make their share of the steps that the replay ratio leaves to all actors.
 
         Nothing granted is taken back: its actors may have made it meanwhile.

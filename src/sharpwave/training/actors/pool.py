@@ -34,7 +34,7 @@ STOP_S = 10.0
 """Grace period in which actors may end by themselves before they are terminated."""
 
 
-class _Seat(Supervised):
+class _ActorSeat(Supervised):
     """Slot of the pool: an actor process under its supervisor, its predecessors' counts and the lanes that it plays.
 
     The process that computes the networks of all has a slot as well, of no lanes.
@@ -93,12 +93,12 @@ class ActorPool:
         self._own = own_parts(recipe) if own is None else own
         self.callback_failure: CallbackError | None = None
         self._first_steps, self._run_steps, self._inserts, self._hung_s = first_steps, run_steps, inserts, hung_s
-        seats = [_Seat(self, i, lanes, f"actor {i}", say) for i, lanes in enumerate(lanes_of_actors(recipe))]
+        seats = [_ActorSeat(self, i, lanes, f"actor {i}", say) for i, lanes in enumerate(lanes_of_actors(recipe))]
         self.seats = seats if numbers is None else [seats[number] for number in numbers]
         if inference is not None:
-            self.seats.insert(0, _Seat(self, recipe.actors.count, (), "the inference process", say))
+            self.seats.insert(0, _ActorSeat(self, recipe.actors.count, (), "the inference process", say))
         self._looked = time.monotonic()
-        self._queue: Queue[tuple[_Seat, Message | None]] = Queue(QUEUED)
+        self._queue: Queue[tuple[_ActorSeat, Message | None]] = Queue(QUEUED)
 
     @property
     def restarts(self) -> int:
@@ -154,7 +154,7 @@ class ActorPool:
             elif self._hangs(seat, passed):
                 yield from self._buried(seat)
 
-    def _heard(self, seat: _Seat, message: Message | None) -> Iterator[Arrival | EpisodeScore]:
+    def _heard(self, seat: _ActorSeat, message: Message | None) -> Iterator[Arrival | EpisodeScore]:
         if message is None:
             assert seat.inbox is not None
             seat.inbox.ended = True
@@ -165,12 +165,12 @@ class ActorPool:
                 seat.received += message.steps
             yield message
 
-    def _failed(self, seat: _Seat, failure: Failure) -> None:
+    def _failed(self, seat: _ActorSeat, failure: Failure) -> None:
         seat.failure = failure.text.strip()
         if failure.by_callback and self.callback_failure is None:
             self.callback_failure = CallbackError(f"actor {seat.number}: {seat.failure}")
 
-    def _hangs(self, seat: _Seat, passed: float) -> bool:
+    def _hangs(self, seat: _ActorSeat, passed: float) -> bool:
         beats = self.counters.beats(seat.number)
         before = seat.silent_s
         seat.silent_s = 0.0 if beats != seat.beats else seat.silent_s + passed
@@ -186,7 +186,7 @@ class ActorPool:
         seat.failure = f"it was silent for {self._hung_s:g} s"
         return True
 
-    def _buried(self, seat: _Seat, grace_s: float = 0.0) -> Iterator[Arrival | EpisodeScore]:
+    def _buried(self, seat: _ActorSeat, grace_s: float = 0.0) -> Iterator[Arrival | EpisodeScore]:
         """Kill an actor that does not end by itself, yield the messages that it has sent and free its slot."""
         seat.bury(grace_s)
         assert seat.inbox is not None
@@ -195,7 +195,7 @@ class ActorPool:
             yield from self._heard(*self._queue.get())
         seat.inbox.close()
 
-    def begun(self, seat: _Seat) -> Any:
+    def begun(self, seat: _ActorSeat) -> Any:
         task = Task(
             self.recipe,
             seat.number,
@@ -232,7 +232,7 @@ class ActorPool:
             while True:
                 self._note(*self._queue.get_nowait())
 
-    def _note(self, seat: _Seat, message: Message | None) -> None:
+    def _note(self, seat: _ActorSeat, message: Message | None) -> None:
         for _ in self._heard(seat, message):
             pass  # steps and episodes that arrive too late
 

@@ -35,7 +35,7 @@ class RayNode:
 
 
 @dataclass
-class _Placed:
+class _StartedNode:
     """Actor of Ray, on one of its nodes, for ``actors`` of the run; ``ended``: the result of its ``run``."""
 
     label: str
@@ -63,7 +63,7 @@ class RayHub(Hub):
         self._ray = begin_ray(recipe.replay.ray)
         host = str(Address(TCP, host=self._ray.util.get_node_ip_address()))
         super().__init__(recipe, agent, store, run_steps, inserts, say, listen=host)
-        self._placed: list[_Placed] = []
+        self._placed: list[_StartedNode] = []
         self._made = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep_placed, name="sharpwave-ray", daemon=True)
@@ -115,7 +115,7 @@ class RayHub(Hub):
         )
         handle = made.remote(self._store.security.secret.decode())
         ended = handle.run.remote(str(self.address), actors, label)
-        self._placed.append(_Placed(label, where, actors, handle, ended))
+        self._placed.append(_StartedNode(label, where, actors, handle, ended))
 
 
 def shares(free: int, processors: dict[str, float], loads: dict[str, int]) -> dict[str, int]:

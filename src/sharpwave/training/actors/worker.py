@@ -137,7 +137,7 @@ def act(
     learner: socket.socket, task: Task, counters: Counters, weights: SharedWeights, inference: Inference | None = None
 ) -> None:
     """Run an actor until the learner stops it or has ended. The target of an actor's process."""
-    _run(learner, task, lambda task, outbox: _Actor(task, outbox, counters, weights, inference).play())
+    _run(learner, task, lambda task, outbox: _ActorLoop(task, outbox, counters, weights, inference).play())
 
 
 def infer(learner: socket.socket, task: Task, counters: Counters, weights: SharedWeights, inference: Inference) -> None:
@@ -169,7 +169,7 @@ def _run(learner: socket.socket, task: Task, run: Callable[[Task, Outbox], None]
         raise SystemExit(1) from None
 
 
-class _Actor:
+class _ActorLoop:
     def __init__(
         self, task: Task, outbox: Outbox, counters: Counters, weights: SharedWeights, inference: Inference | None
     ) -> None:

@@ -16,7 +16,7 @@ pytest.importorskip("starlette", reason="the viewer needs the extra view: pip in
 
 import sharpwave as sw
 from sharpwave.disk.region_scan import SegmentReader
-from sharpwave.viewer import versions
+from sharpwave.viewer import version_sources
 from tests.offline.written import SPEC, Writer, contents, fill
 from tests.viewer.served import Server, serving
 
@@ -118,7 +118,7 @@ def test_two_versions_are_compared(one: str, other: str, made: Any, tmp_path: Pa
     for side, expected in zip(found["only"], (mine - others, others - mine), strict=True):
         assert (side["total"], side["steps"]) == (len(expected), sum(row[2] for row in expected))
         rows = told(side["rows"])
-        assert set(rows) <= expected and len(rows) == min(len(expected), versions.MAX_ROWS)
+        assert set(rows) <= expected and len(rows) == min(len(expected), version_sources.MAX_ROWS)
     edges, counts = found["histogram"]["edges"], found["histogram"]["counts"]
     for name, bins in zip((one, other), counts, strict=True):
         whole = [row[3] for row in at[name] if row[4] != "unfinished"]
@@ -233,7 +233,7 @@ def test_versions_are_read_within_limits_and_damaged_ones_are_left_out(
     for k in range(5):
         store.snapshot(f"more-{k}")
     store.close()
-    monkeypatch.setattr(versions, "MAX_READ", 2)
+    monkeypatch.setattr(version_sources, "MAX_READ", 2)
     (tmp_path / "store" / "versions" / "more-0" / "store.json").write_text("{")
     (state,) = (tmp_path / "store" / "versions" / "more-1").rglob("*.npz")
     state.write_bytes(b"")
@@ -244,7 +244,7 @@ def test_versions_are_read_within_limits_and_damaged_ones_are_left_out(
         assert {one["name"]: one["episodes"] for one in rows}["first"] == len(at["first"])
         assert {one["name"]: one["episodes"] for one in rows}["more-4"] == len(at["now"])
         assert server.get("0@more-1/overview")["memory"]["damage_count"] >= 1
-        (one,), kept = server.watched, versions.VersionSources()
+        (one,), kept = server.watched, version_sources.VersionSources()
         found = [kept.watched(0, one, name) for name in ("first", "second", "more-4")]
         assert kept.watched(0, one, "more-4") is found[2] and kept.watched(0, one, "second") is found[1]
         assert kept.watched(0, one, "first") is not found[0]

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from sharpwave.arrays import Bytes, Ints
+from sharpwave.codecs.codec_protocol import Codec
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
-from sharpwave.codecs.protocol import Codec
 from sharpwave.format import segment
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex

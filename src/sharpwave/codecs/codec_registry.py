@@ -13,7 +13,7 @@ predict 3      one reference row                uint32 offsets [n + 1], then one
 patches 4      one reference row                uint32 offsets [n + 3], then a table of patches that
                                                 return, then patches as delta's
 packed  5      none                             each number of a row in as few bits as its column needs
-ragged  6      none                             rows of any length (``codecs.ragged``): of ragged fields only
+ragged  6      none                             rows of any length (``codecs.ragged_rows``): of ragged fields only
 ======= ====== ================================ ===========================================================
 
 Offsets are little-endian and count from the end of the offset table.
@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sharpwave.codecs.codec_protocol import Codec
 from sharpwave.codecs.delta import Delta, Patches
 from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.codecs.predict import Predict
-from sharpwave.codecs.protocol import Codec
 from sharpwave.codecs.raw import Raw
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.errors import UnknownCodecError
@@ -111,7 +111,7 @@ def codec_choice(name: Any, where: str) -> str:
         known = ", ".join(repr(one) for one in ("auto", *reversed(_by_name)))
         raise ValueError(
             f"{where}: codec {name!r}, expected one of {known}; register a codec of your own first "
-            f"(sharpwave.codecs.registry.register){not_loaded()}"
+            f"(sharpwave.codecs.codec_registry.register){not_loaded()}"
         )
     return name
 

@@ -56,7 +56,7 @@ class Codec(ABC):
     """Way to pack a column: rows of bytes in, one payload out, every row decodable on its own.
 
     A codec is stateless: state between calls is in its encoders and decoders. To add one, write a subclass and pass an
-    instance to ``sharpwave.codecs.registry.register``; the conformance suite is ``sharpwave.testing.codec``.
+    instance to ``sharpwave.codecs.codec_registry.register``; the conformance suite is ``sharpwave.testing.codec``.
 
     Attributes:
         name: as in ``Field(codec=)`` and in ``store.json``.

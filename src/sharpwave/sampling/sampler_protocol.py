@@ -166,7 +166,9 @@ def check_sampler(argument: str, sampler: Any) -> None:
     if isinstance(sampler, type) or len(missing) == len(METHODS):
         raise TypeError(f"{argument}={sampler!r}, expected a sampler such as sharpwave.Uniform() or Prioritized(...)")
     if missing:
-        raise TypeError(f"{argument}={sampler!r} lacks {', '.join(missing)}; see sharpwave.sampling.protocol.Sampler")
+        raise TypeError(
+            f"{argument}={sampler!r} lacks {', '.join(missing)}; see sharpwave.sampling.sampler_protocol.Sampler"
+        )
 
 
 def check_unbound(sampler: object, bound: object) -> None:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sharpwave.codecs import ragged
-from sharpwave.codecs.protocol import Packed
-from sharpwave.codecs.ragged import HEAD, Kind, RaggedRows
-from sharpwave.codecs.registry import RAGGED, by_number, name_of, register
+from sharpwave.codecs import ragged_rows
+from sharpwave.codecs.codec_protocol import Packed
+from sharpwave.codecs.codec_registry import RAGGED, by_number, name_of, register
+from sharpwave.codecs.ragged_rows import HEAD, Kind, RaggedRows
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.native import core
@@ -62,9 +62,9 @@ def test_rows_round_trip(name: str, lengths: list[int], seed: int, repeat: int) 
     kind = KINDS[name]
     rows = rows_of(kind, lengths, seed, repeat)
     column = Packed(RaggedRows.of(kind, rows).pack(), len(rows), 8)
-    ragged.check(column, kind)
-    ragged.verify(column, kind)
-    assert equal(ragged.decode(column, kind, LIMIT), rows)
+    ragged_rows.check(column, kind)
+    ragged_rows.verify(column, kind)
+    assert equal(ragged_rows.decode(column, kind, LIMIT), rows)
 
 
 def test_tokens_below_50000_take_two_bytes_each() -> None:
@@ -82,7 +82,7 @@ def test_equal_neighbors_are_stored_once() -> None:
     begins = np.zeros(64, np.int64)
     payload = RaggedRows(kind, text, begins, np.full(64, len(text))).pack()
     assert len(payload) < 150
-    assert all(row.tobytes() == text.tobytes() for row in ragged.decode(Packed(payload, 64, 8), kind, LIMIT))
+    assert all(row.tobytes() == text.tobytes() for row in ragged_rows.decode(Packed(payload, 64, 8), kind, LIMIT))
 
 
 @given(
@@ -101,7 +101,11 @@ def test_damaged_payloads_are_decoded_or_refused(
         within = min(len(payload), 2 * HEAD.size) if i % 2 else len(payload)
         payload[int(place * (within - 1))] = value
     column = Packed(bytes(payload[: len(payload) - cut]), count, 8)
-    calls: list[Any] = [ragged.check, ragged.verify, lambda column, kind: ragged.decode(column, kind, LIMIT)]
+    calls: list[Any] = [
+        ragged_rows.check,
+        ragged_rows.verify,
+        lambda column, kind: ragged_rows.decode(column, kind, LIMIT),
+    ]
     for call in calls:
         try:
             found = call(column, kind)
@@ -130,8 +134,8 @@ def test_the_core_reads_what_decode_does(
         payload[int(place * (len(payload) - 1))] = value
     column = Packed(bytes(payload), len(rows), 8)
     try:
-        ragged.check(column, kind)
-        expected = ragged.decode(column, kind, LIMIT)
+        ragged_rows.check(column, kind)
+        expected = ragged_rows.decode(column, kind, LIMIT)
     except DamagedError:
         assert changes
         return
@@ -151,7 +155,8 @@ def test_the_core_reads_what_decode_does(
         row = expected[i].tobytes()
         if left[0, k] >= 0:
             assert (
-                bytes(ragged.unpack_frames(memory, left[0, k : k + 1], left[1, k : k + 1], sizes[k : k + 1])[0]) == row
+                bytes(ragged_rows.unpack_frames(memory, left[0, k : k + 1], left[1, k : k + 1], sizes[k : k + 1])[0])
+                == row
             )
         else:
             assert out[ends[k] - len(row) : ends[k]].tobytes() == row
@@ -162,7 +167,7 @@ def test_the_core_reads_what_decode_does(
 def test_any_bytes_are_decoded_or_refused(name: str, payload: bytes, count: int) -> None:
     column = Packed(payload, count, 8)
     with pytest.raises(DamagedError) if len(payload) < HEAD.size else _decoded_or_refused():
-        ragged.decode(column, KINDS[name], LIMIT)
+        ragged_rows.decode(column, KINDS[name], LIMIT)
 
 
 class _decoded_or_refused:
@@ -186,11 +191,11 @@ def test_a_bomb_is_refused() -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 26))
     payload = head(2, (0, 1, 1), 1, [b"", words(0, len(bomb) + 100), words(0, len(bomb))]) + bomb
     column = Packed(payload, 1, 8)
-    ragged.check(column, kind)  # frames are looked at when they are decoded
+    ragged_rows.check(column, kind)  # frames are looked at when they are decoded
     with pytest.raises(DamagedError, match="frame of another size"):
-        ragged.verify(column, kind)
+        ragged_rows.verify(column, kind)
     with pytest.raises(DamagedError, match="frame of another size"):
-        ragged.decode(column, kind, LIMIT)
+        ragged_rows.decode(column, kind, LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +214,7 @@ def test_a_bomb_is_refused() -> None:
 )
 def test_hostile_payloads_are_refused_by_name(payload: bytes, why: str) -> None:
     with pytest.raises(DamagedError, match=why):
-        ragged.check(Packed(payload, 1, 8), KINDS["str"])
+        ragged_rows.check(Packed(payload, 1, 8), KINDS["str"])
 
 
 def test_the_number_is_for_ragged_fields_only() -> None:

@@ -32,9 +32,9 @@ import numpy.typing as npt
 import zstandard
 
 from sharpwave.arrays import Bytes, Ints
+from sharpwave.codecs.codec_protocol import Packed
+from sharpwave.codecs.codec_registry import MIN_AUTO_BYTES
 from sharpwave.codecs.packed import PackedNumbers
-from sharpwave.codecs.protocol import Packed
-from sharpwave.codecs.registry import MIN_AUTO_BYTES
 from sharpwave.codecs.zstd import compressor, decompressor
 from sharpwave.errors import DamagedError
 from sharpwave.native import core

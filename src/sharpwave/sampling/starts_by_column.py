@@ -7,7 +7,7 @@ from abc import abstractmethod
 import numpy as np
 
 from sharpwave.arrays import Bools, Floats, Ints
-from sharpwave.sampling.protocol import extended
+from sharpwave.sampling.sampler_protocol import extended
 
 
 class StartsByColumn:
