@@ -39,6 +39,7 @@ from sharpwave.serve.remote_steps import fetched_steps
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 from sharpwave.serve.shard_views import SAMPLERS
 from sharpwave.serve.wire import SEQUENCES, TRANSITIONS, Request
+from sharpwave.showing import byte_text, table, titled
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.validation import MAX_LANES, checked_folder
@@ -410,12 +411,22 @@ class Cluster:
         """
         each = [one["stats"] for one in self._members.call(Request.STATS, of_all=False)]
         names = ("steps", "total_steps", "evicted_steps", "segments", "lanes", "total_bytes", "fixed_bytes")
-        sums = {name: sum(one[name] for one in each) for name in names}
-        sums |= {name: sum(one.get(name, 0) for one in each) for name in NOTICED}  # an older shard counts none
+        sums = {name: sum(one[name] for one in each) for name in (*names, *NOTICED)}
         steps = max(1, sums["steps"])
         encoded = sum(one["encoded_bytes_per_step"] * one["steps"] for one in each) / steps
         means = {"bytes_per_step": sums["total_bytes"] / steps, "encoded_bytes_per_step": encoded}
         return sums | means | {"shards": each}
+
+    def __repr__(self) -> str:
+        return f"<Cluster of {len(self.where()['shards'])} shards, fields {list(self.spec.fields)}>"
+
+    def _repr_html_(self) -> str:
+        each = self.stats()["shards"]
+        rows = [
+            (number, f"{one['steps']:,}", one["lanes"], byte_text(one["total_bytes"]))
+            for number, one in enumerate(each)
+        ]
+        return titled(repr(self), table(("shard that answers", "steps", "lanes", "memory"), rows))
 
     def annotate(self, lane: None, values: Mapping[str, Any]) -> None:
         """Annotate the stores of all shards: as ``Store.annotate`` with ``lane=None``."""

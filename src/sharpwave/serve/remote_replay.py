@@ -22,6 +22,7 @@ from sharpwave.serve.remote_batches import KEEPS, BatchFields, PlannedBatch, Rem
 from sharpwave.serve.remote_ids import checked_steps
 from sharpwave.serve.shard_parts import ShardParts
 from sharpwave.serve.wire import TRANSITIONS, Part, Request
+from sharpwave.showing import table, titled
 from sharpwave.validation import Missing, check_missing
 from sharpwave.views.batch import Arrays
 from sharpwave.views.layout import BatchTarget
@@ -138,6 +139,15 @@ class RemoteReplay(Generic[B]):
             f"make the view {self.name!r} of sharpwave.connect(address), or of sharpwave.Cluster.of(spec, addresses) "
             "with the first address of each shard in cluster.where()['shards']",
         )
+
+    def __repr__(self) -> str:
+        known, kind = self._of.states, type(self.sampler).__name__
+        count = sum(state.count for state in known)
+        return f"<{type(self).__name__} {self.name!r} of {len(known)} shards: {count:,} items when last asked, {kind}>"
+
+    def _repr_html_(self) -> str:
+        rows = [*self.view.settings().items(), ("sampler", self.sampler), ("limiter", self.limiter)]
+        return titled(repr(self), table(("", ""), [(name, value) for name, value in rows if value is not None]))
 
     def refresh(self, older_s: float = 0.0) -> None:
         """Ask each shard for its masses and counts if its last answer is older than ``older_s`` seconds."""
