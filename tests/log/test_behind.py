@@ -146,7 +146,7 @@ def test_any_calls_give_the_same_as_without(tmp_path: Path, seed: int) -> None:
     assert segments(made) == segments(other)
 
 
-@pytest.mark.parametrize("codec", ["auto", "zstd"])
+@pytest.mark.parametrize("codec", ["auto", pytest.param("zstd", marks=pytest.mark.slow)])
 def test_lanes_that_are_full_together_are_encoded_alike_whether_the_thread_is_fast_or_not(
     monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:
@@ -207,7 +207,7 @@ def test_a_segment_writers_trials_are_for_later_segments_too(monkeypatch: pytest
     assert made and all(trial.found for trial in made)
 
 
-@pytest.mark.parametrize("lanes", [1, 6])
+@pytest.mark.parametrize("lanes", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_trials_for_later_segments_decide_the_same_however_fast_the_thread_is(
     held_up: threading.Event, monkeypatch: pytest.MonkeyPatch, lanes: int
 ) -> None:
