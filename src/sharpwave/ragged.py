@@ -158,7 +158,7 @@ class Ragged:
     def padded(
         self, value: Any = 0, side: Literal["left", "right"] = "right", multiple_of: int = 1
     ) -> tuple[npt.NDArray[Any], Bools]:
-        """Return the rows as one array [*shape, L, *inner], and a mask, bool [*shape, L], of what is not padding.
+        """Return the rows as one array [*shape, L, *inner], and a mask, bool [*shape, L], False where it is padding.
 
         Args:
             value: of the padding. ``side``: on which it lies.

@@ -816,7 +816,7 @@ class Store:
         return tagged(found, self._step_tag)
 
     def fetch(self, ids: npt.ArrayLike | Batch, *, fields: Sequence[str] | None = None) -> Batch:
-        """Return the steps ``ids`` [n], the newest ones included, as they are stored, without what follows them.
+        """Return the steps ``ids`` [n], the newest ones included, as they are stored, without next observations.
 
         The batch is as of transitions of one step with ``gamma=1``, but has no ``next_obs``: so half as many
         observations are decoded as by ``transitions().fetch``. ``weights`` and ``probabilities`` are 1 and NaN.
@@ -853,7 +853,7 @@ class Store:
             ValueError, TypeError: an invalid argument.  ModuleNotFoundError: ``where`` needs the extra ``sql``.
 
         Cost: some 12 us a segment held, under the store's lock; a condition that names
-        annotations also reads these: some 8 us an episode, and from disk what precedes each segment's columns.
+        annotations also reads these: some 8 us an episode, and from disk each segment's head.
         """
         checked = checked_order(order)
         with self._lock:
@@ -887,8 +887,8 @@ class Store:
         Raises:
             ValueError, TypeError: an invalid argument.  ModuleNotFoundError: the extra ``sql`` is not installed.
 
-        Cost: an episode's annotations some 8 us, and from disk what precedes each segment's columns; a step what
-        decoding its fields takes.
+        Cost: an episode's annotations some 8 us, and from disk each segment's head; a step, the decoding
+        of its fields.
         """
         from sharpwave.data.tables import episode_table, known_names, step_reader
 

@@ -183,7 +183,7 @@ def measure(recipe: Recipe, seconds: float, tell: Callable[[dict[str, Any]], Non
 
 
 def main() -> None:
-    """Measure what the argument asks for; whatever libraries print goes to stderr."""
+    """Measure the part that the argument names; whatever libraries print goes to stderr."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

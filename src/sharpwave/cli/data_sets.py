@@ -100,7 +100,7 @@ def import_command(
 
 
 def _tell(note: dict[str, Any]) -> None:
-    """Print what was noted of an import."""
+    """Print the notes of an import."""
     from sharpwave.escaping import printable
 
     read = note["audit"]["read"]

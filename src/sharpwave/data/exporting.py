@@ -190,7 +190,7 @@ class Texts(NamedTuple):
 
 
 def _texts_of(episodes: list[StoredEpisode], spec: Spec) -> dict[str, Texts]:
-    """Return what the texts of observations and actions have. Cost: they are decoded."""
+    """Return the characters and lengths of the texts of observations and actions. Cost: they are decoded."""
     found: dict[str, Texts] = {}
     for name in (*spec.obs_names, *spec.action_names):
         if spec.fields[name].text == "str":

@@ -56,7 +56,7 @@ class _HeapCheckedInput:
 
     def readinto(self, buffer: Any) -> int:
         file, at = self._file, self._file.tell()
-        places = self._across(at)  # first, since what it buffers serves the following reads
+        places = self._across(at)  # first, since its buffer serves the following reads
         file.seek(at)
         count = file.readinto(buffer)
         places += [at + one.start() for one in HEAP.finditer(memoryview(buffer)[:count])] + self._across(at + count)

@@ -281,7 +281,7 @@ def _value(data: bytes, at: int, kind: int, depth: int, each: Callable[[Any], An
         return data[at], at + 1
     if kind in (I16, I32, I64):
         value, at = _signed(data, at)
-        if value.bit_length() > (63 if kind == I64 else 31):  # parsers differ in what remains of it
+        if value.bit_length() > (63 if kind == I64 else 31):  # parsers keep different bits of it
             raise ValueError(f"a header with the number {value}, which does not fit its type")
         return value, at
     if kind == DOUBLE:

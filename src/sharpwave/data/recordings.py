@@ -184,7 +184,7 @@ class RecordingSource:
         """Return the sizes of the episodes with steps, and of damaged ones, which count no steps."""
         sizes: list[_Size] = []
         others: collections.Counter[tuple[str, str]] = collections.Counter()
-        seen: collections.Counter[str] = collections.Counter()  # sound episodes by what they have
+        seen: collections.Counter[str] = collections.Counter()  # sound episodes by their fields
         known = {(kind, path) for kind, paths in self._fields.items() for path in paths}
         with shown(self._budget.progress, f"{self.name}: episodes", len(self._layout.places)) as report:
             for number in range(len(self._layout.places)):
@@ -228,7 +228,7 @@ class RecordingSource:
             self.left.unmarked += not truncated
 
     def _say(self, others: Mapping[tuple[str, str], int], seen: Mapping[str, int]) -> None:
-        """Note what is left out, and how the data are read."""
+        """Note omissions, and how the data are read."""
         sound = seen["episodes"]
         if 0 < seen["followed"] < sound:
             self.notes.append(f"next_obs: none in {sound - seen['followed']:,} episodes")

@@ -243,7 +243,7 @@ def step_reader(table: Table, reader: EpisodeReader, names: Sequence[str]) -> py
 
 
 def step_schema(pa: Any, fields: Mapping[str, Field], names: Sequence[str], taken: Sequence[str] = ()) -> Any:
-    """Return the columns of steps, of which those of fields have other names than those ``taken``."""
+    """Return the columns of steps; a field's column has none of the names ``taken``."""
     kinds = [pa.int64()] * 4 + [pa.bool_(), pa.float32(), pa.bool_(), pa.bool_()]
     columns = [pa.field(name, kind) for name, kind in zip(STEP_FACTS, kinds, strict=True)]
     for name in names:

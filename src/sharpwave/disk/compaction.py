@@ -72,7 +72,7 @@ class Compaction:
 
     def make_room(self, need: Callable[[], int]) -> bool:
         """Return whether there is room for ``need()`` bytes, with a note of evictions, making it if that takes no
-        eviction. A copy changes what the newest region lacks.  Raises: OSError."""
+        eviction. A copy changes the dictionaries and values that the newest region lacks.  Raises: OSError."""
         budget, regions = self.disk.budget, self.disk.regions
         before, size = regions.next_number, need()
         if budget.crowded(size):

@@ -156,7 +156,7 @@ class RegionFiles:
         scans = list[tuple[Region | None, Scan]]()
         newest_is_known = False
         for name in sorted((one for one in self.directory.names() if one.endswith(".region")), reverse=True):
-            # A power cut tears only what was appended to the newest file: the others were on disk before it was there.
+            # A power cut tears only the newest file's last records: the other files were on disk before it existed.
             region, found = self._scan_region(self.directory.path / name, Values(self.values, not newest_is_known))
             scans.append((region, found))
             if region is not None:
@@ -631,7 +631,7 @@ class RegionFiles:
         raise AssertionError
 
     def _write(self, region: Region, records: Sequence[_NewRecord]) -> int:
-        """Write records at once, and note what they hold; return the offset of the last one's payload.
+        """Write records at once, and note their dictionaries and values; return the offset of the last one's payload.
 
         Raises: OSError; then none counts.
         """

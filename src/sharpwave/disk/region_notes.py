@@ -101,7 +101,7 @@ class StepEnds:
         max_lanes: limit of the store; records of lanes beyond it are not its own.
 
     Attributes:
-        ends: int64 [lanes], the number after the lane's last step of which there ever was a record.
+        ends: int64 [lanes], the number after the last step of the lane that any record ever held.
     """
 
     def __init__(self, max_lanes: int = MAX_LANES) -> None:

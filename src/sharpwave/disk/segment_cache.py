@@ -29,7 +29,7 @@ DAMAGED = core.SUSPECT + 1
 TOGETHER = 4096
 """Reads of columns that are waited for together."""
 MAX_SHARE = 2
-"""Some columns are read apart where they, and what precedes them, are at most this part of their segment: 1 / 2."""
+"""Some columns are read apart where they and their segment's head are at most this part of the segment: 1 / 2."""
 
 
 class SegmentCache:
@@ -229,7 +229,7 @@ class SegmentCache:
         return len(slots) if count == found else int(where[count])
 
     def reads_apart(self, slots: Ints, columns: int) -> Bools:
-        """Return of which segments ``require`` reads some ``columns`` only, if they are not cached."""
+        """Return which segments' ``columns`` alone ``require`` reads, if the segments are not cached."""
         _, sizes, chosen = self._ranges(slots, np.full(len(slots), columns))
         found: Bools = self.apart[slots] & (self._state[slots] != DAMAGED)
         found &= (sizes > CHECKSUM.size).all(axis=0)  # a stranger's header may promise checksums that there are not
@@ -244,7 +244,7 @@ class SegmentCache:
         return int(sizes[0, 0] if self.reads_apart(slots, 0)[0] else self.index.nbytes[slot])
 
     def _ranges(self, slots: Ints, columns: Ints) -> tuple[Ints, Ints, Bools]:
-        """Return the begins in a segment of what precedes the fields' columns and of each of these, their sizes, and
+        """Return the begins in a segment of its head and of each of the fields' columns, their sizes, and
         which of them ``columns`` [n] need: [parts, n] each."""
         index = self.index
         inside = (index.resident[slots] > 0) | (self._parts[slots] > 0)
@@ -299,7 +299,7 @@ class SegmentCache:
         return len(read) == len(slots)
 
     def _read_ranges(self, slots: Ints, bases: Ints, columns: Ints) -> Bools:
-        """Read ranges of segments to ``bases`` [n] and what follows; return which segments' match their checksums."""
+        """Read ranges of segments to addresses from ``bases`` [n] on; return which segments' match their checksums."""
         index, first = self.index, len(self._pins)
         begins, sizes, chosen = self._ranges(slots, columns)
         part, which = np.nonzero(chosen)

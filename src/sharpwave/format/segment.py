@@ -313,7 +313,7 @@ def annotations_in(head: bytes | Bytes) -> tuple[tuple[int, dict[str, Any]], ...
     """Return the annotations of a segment's episodes, each with the row of the episode's first step there.
 
     Args:
-        head: what precedes the segment's columns, or more, whose checksum was found right.
+        head: the segment up to its columns, or more, whose checksum was found right.
 
     Raises: DamagedError: naming the damage.
     """

@@ -292,7 +292,7 @@ class WholeTransitions:
         if self._writer is not None:
             return self._writer.write(*rows)
         for name, finder in self._finders.items():
-            for part in (before, after):  # what the store would refuse must not wait for it
+            for part in (before, after):  # a value that the store would refuse must not wait for it
                 finder.whole.field().rows(f"obs.{name}" if name else "obs", part[name], len(where))
         first, true = ~self._pending_ends.follows(before, where), ~terminated | self._ends_are_true
         for name, finder in self._finders.items():

@@ -33,11 +33,11 @@ NOTICED = ("broken_episodes", "unchained_steps", "rounded_breaks", "repeated_fin
 """Names of the counts, in the order of ``Counts``."""
 
 ROUNDED = 4
-"""Episodes that are broken off by rounding, before it is said."""
+"""Number of episodes broken off by rounding that is reported."""
 UNCHAINED = 16
-"""Steps in a row none of which leads to the next one's observation, before it is said."""
+"""Number of unconnected steps in a row, none leading to the next one's observation, that is reported."""
 MAX_WARNED = 3
-"""Lanes of which each kind of transition is warned of: with 1,024 that do the same nobody reads on."""
+"""Number of lanes that each kind of warning names: nobody reads 1,024."""
 SHOWN = 4
 """Numbers of steps in a message."""
 

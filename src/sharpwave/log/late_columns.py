@@ -28,7 +28,7 @@ from sharpwave.native.untouched import zeros
 from sharpwave.spec import Field, Spec
 
 WRITTEN = ".written"
-"""Suffix of the name of the column that tells of which steps a late column has values; no late column has a dot."""
+"""Suffix of the name of a late column's mask, which tells the steps with a value; no late column has a dot."""
 CHUNK_BYTES = 1 << 22
 """Bytes of a late column that are written to its files together."""
 MAX_NAME_CHARACTERS = 100

@@ -83,7 +83,7 @@ class Sealing:
             max_rows: steps at which a segment counts as full.
             observed: returns the next steps' observations by field [n, *shape]. ``coming``: as for ``Lanes.full``.
             reserve: makes room for the step of a position in the segment of a slot, before any other lane's segment is
-                sealed, or the one before it: what is sealed has the coming step's observation, also if that is refused.
+                sealed, or the one before it: the segment has the coming step's observation, also if that is refused.
 
         Raises: MemoryError, OSError: no room; some may be sealed.
         """

@@ -40,7 +40,7 @@ from sharpwave.sampling.retention import Retention
 from sharpwave.spec import START, Spec
 
 MAX_VALUE_SHARE = 7 / 8
-"""With a disk: share of ``ram`` for the index of shared values, and for those that are in no file yet."""
+"""With a disk: share of ``ram`` for the index of shared values, and for values that are in no file yet."""
 VALUE_CACHE_SHARE = 1 / 8
 """With a disk: share of ``ram`` for shared values that were read."""
 
@@ -398,7 +398,7 @@ class StepLog:
         if not self.shared:
             yield rows
             return
-        before, needed = self.shared.nbytes, self.shared.needed_bytes  # what a cache may take gives way to others
+        before, needed = self.shared.nbytes, self.shared.needed_bytes  # the cache gives its memory up to them
         given, taken = self.shared.put(slots, rows)
         try:
             if self.shared.needed_bytes > needed:
@@ -584,7 +584,7 @@ class StepLog:
     def annotations_in(self, slot: int) -> dict[int, dict[str, Any]]:
         """Return the annotations of a segment's episodes, encoded, by the row of the episode's first step there.
 
-        Raises: DamagedError: a segment on disk that cannot be read.  Cost: on disk a read of what precedes its columns.
+        Raises: DamagedError: a segment on disk that cannot be read.  Cost: on disk a read of its head.
         """
         index = self.index
         if index.sealed[slot]:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Forked(Protocol):
-    """Object with its own state in each process: ``forked`` rebuilds, in a fork, what another thread may hold."""
+    """Object with its own state in each process: ``forked`` rebuilds, in a fork, locks that another thread may hold."""
 
     def forked(self) -> None: ...
 

@@ -103,7 +103,7 @@ def _end(log: StepLog, lock: Any, process: int) -> None:
         return
     if not lock.take(timeout=EXIT_WAIT_S):
         warnings.warn(
-            "store: in use by a thread as the process ends; what was not flushed is lost", RuntimeWarning, stacklevel=2
+            "store: in use by a thread as the process ends; unflushed steps are lost", RuntimeWarning, stacklevel=2
         )
         return
     try:

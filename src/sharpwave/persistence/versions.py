@@ -148,7 +148,7 @@ def reading_place(folder: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Delete folders of readers that were killed, and what is left of versions whose deletion was."""
+    """Delete folders of killed readers, and the remains of versions whose deletion was interrupted."""
     place, files = folder / VERSIONS, Files()
     with suppress(OSError):
         for name in os.listdir(place):

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 BYTES = 1 << 30
 """Budget of a shard without ``ram=``."""
 SHARE = 0.25
-"""Budget of one with it, of which it is a part."""
+"""Budget of a shard with ``ram=``, as a part of that."""
 MIN_SEGMENTS = 16
-"""Segments, before they are encoded, for which there is room at least."""
+"""Least number of segments, not encoded yet, that the budget has room for."""
 KEPT_SHARE, WRITERS_SHARE = 0.5, 0.25
 """Shares of the budget for memory kept while connections are open, and for segments on their way into the store.
 Segments may wait for learners, whose requests get the rest."""

@@ -47,8 +47,8 @@ def columns_in(heads: Iterable[Mapping[str, Any]]) -> Columns:
 
 
 def take_over(columns: Columns, heads: Sequence[Mapping[str, Any]]) -> bool:
-    """Replace a client's ``columns`` by those that shards have of these names since, where they agree: another client
-    has dropped them, and added others. Return whether there are any."""
+    """Replace a client's ``columns`` that another client has dropped and added anew, where the shards agree on the new
+    ones; return whether there are any."""
     there = [columns_in([head]) for head in heads]
     before = dict(columns)
     for name, own in before.items():

@@ -322,7 +322,7 @@ class RemoteBatches:
             raise
 
     def _weighted(self, plan: PlannedBatch, beta: float | None) -> BatchTarget:
-        """Return a batch all shares of which were received, with probabilities and weights of the whole draw."""
+        """Return a batch whose shares were all received, with probabilities and weights of the whole draw."""
         target = plan.target
         assert target is not None
         shards = np.empty(len(target.ids), np.int64)

@@ -395,7 +395,7 @@ class ClusterColumns:
 
 
 def _needed(reader: RemoteReader, needs: Sequence[str]) -> list[EpisodeArray]:
-    """Return the arrays by which ``derive`` has what a function needs; others are read when they are used."""
+    """Return the arrays that ``derive`` reads ahead for a function's needs; others are read when they are used."""
     found = list[EpisodeArray]()
     for name in needs:
         if name == "obs":

@@ -23,7 +23,7 @@ IDS_ALONE = (
 def checked_steps(what: str, given: Any, shards: Any, tag: Tag, links: Iterable[Link]) -> tuple[Ints, Ints]:
     """Return ids, or a batch's ids, and the incarnations of their shards, both int64 [n].
 
-    Another client of the same shards may have got them, of which their tag knows nothing.
+    Another client of the same shards may have got the ids, whose tag then differs.
 
     Args:
         shards: of ids; ``None``: a batch has them. ``tag``: of the ids that this client gets.

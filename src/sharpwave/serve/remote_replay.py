@@ -387,7 +387,7 @@ class RemoteReplay(Generic[B]):
         missing: Missing = "raise",
         fields: Sequence[str] | None = None,
     ) -> B:
-        """Return the items with the given ids, from all shards: as ``Replay.fetch``, of which they are no draw either.
+        """Return the items with the given ids, from all shards: as ``Replay.fetch``, they count as no draw.
 
         Args:
             ids: a batch; or ids, with ``shards``, both in the same order.

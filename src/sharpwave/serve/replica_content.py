@@ -59,7 +59,7 @@ def deleted_runs(store: Store, copies: Sequence[Copy] | None = None) -> Ints:
         return found[0]
     if copies is None:
         slots = sorted(log.late.marked)
-    else:  # a store's segments are many parts, of each of which only its own are looked at
+    else:  # of a store's segments in many parts, each part looks at its own only
         headers = [parse(one.packed, store.spec) for one in copies]
         places = np.array([(one.lane, one.first_step) for one in headers], np.int64).reshape(-1, 2)
         ids = index.find(places[:, 0].copy(), places[:, 1].copy())

@@ -350,7 +350,7 @@ class Server:
 
 
 def _node(address: Address) -> tuple[int, int] | None:
-    """Return what identifies the file of a unix socket; ``None``: there is none."""
+    """Return the identity of a unix socket's file; ``None``: there is none."""
     with contextlib.suppress(OSError):
         found = os.stat(address.path)
         return (found.st_dev, found.st_ino) if address.kind == UNIX else None

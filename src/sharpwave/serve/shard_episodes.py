@@ -1,4 +1,4 @@
-"""Episodes of a shard, for its clients: which there are, what is in them, and their deletion.
+"""Episodes of a shard, for its clients: which there are, their content, and their deletion.
 
 A client names an episode by the id of its first step, as this life of the shard has it.
 """

@@ -53,7 +53,7 @@ class Arrays:
         raise KeyError(f"batch: no field {name!r}; there are {[f.name for f in fields(self)] + list(self.fields)}")
 
     def mask_of(self, name: str) -> Any:
-        """Return of which steps a column added later (``Store.add_column``) has values: bool, as ``batch[name]``."""
+        """Return which steps have a value in a column added later (``Store.add_column``): bool, as ``batch[name]``."""
         return self[f"{name}.written"]
 
     def __len__(self) -> int:

@@ -68,7 +68,7 @@ class Starts:
         return np.array(runs, np.int64).reshape(-1, 3).T
 
     def errors(self, sampler: StartsByColumn, runs: Ints) -> tuple[Ints, Floats]:
-        """Return the items of ``runs`` of which all steps have values in a sampler's column, and their TD errors.
+        """Return the items of ``runs`` whose steps all have values in a sampler's column, and their TD errors.
 
         Raises: MemoryError: no room to read a segment.
         """
@@ -80,7 +80,7 @@ class Starts:
             try:
                 expected.update(self._values(sampler.by, np.unique(self._view.segments(items))))
                 known = self._view.first_errors(runs)
-            finally:  # what a writer gave with its segments stays
+            finally:  # priorities that a writer gave with its segments stay
                 expected.clear()
                 expected.update(given)
         if known is None:

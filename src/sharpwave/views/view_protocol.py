@@ -101,7 +101,8 @@ class View(Protocol[Batch_co]):
         raise ValueError(f"fields=: batches of {self.kind!r} have all fields; leave it out")
 
     def follow(self, whole: View[Any]) -> None:
-        """Take what growing and finding replace in the ``whole`` view, of which this one has some fields (``only``)."""
+        """Take over the state that growing and finding replace in the ``whole`` view; this one has some of its fields
+        (``only``)."""
         return None
 
     def grow(self, slots: int) -> None:
