@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Discrete, Tuple
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
@@ -17,6 +17,7 @@ from sharpwave.envs.team_games import TwoStepGame
 from sharpwave.extras import install
 from sharpwave.teams import random_actions
 from tests.envs.team_world import World
+from tests.envs.tuple_world import Lift
 
 
 def play(env, seed=0):
@@ -218,3 +219,93 @@ def test_mpe_that_is_not_there_is_named(monkeypatch):
     with pytest.raises(ValueError, match="needs mpe2: " + re.escape(install("mpe"))):
         make_env("mpe2/nothing_v1", 1)
     assert "mpe2/nothing_v1" not in gymnasium.registry
+
+
+@pytest.mark.parametrize("name", ["Lift", "MaskedLift"])
+def test_agents_of_tuples_are_a_team(name):
+    """Beside the environment itself, whose actions count from 1; its checker, which warns of rewards that are lists, is
+    silent, and its limit is its own."""
+    env: Any = make_env(f"tests.envs.tuple_world:{name}-v0", 1)
+    assert env.single_observation_space["agents"] == Box(0, 4, (2, 3), np.float32)
+    assert (
+        env.single_observation_space["action_mask"].shape == (2, 3) and env.single_action_space.nvec.tolist() == [3] * 2
+    )
+    own = Lift(12, masks=name == "MaskedLift")
+    obs, _ = env.reset(seed=4)
+    seen, info = own.reset(seed=4)
+    rng, ends = np.random.default_rng(0), 0
+    for _ in range(300):
+        np.testing.assert_array_equal(obs["agents"][0], np.stack(seen))
+        np.testing.assert_array_equal(obs["action_mask"][0], info.get("action_mask", np.ones((2, 3))))
+        action = random_actions(obs["action_mask"], rng)
+        obs, reward, terminated, truncated, infos = env.step(action)
+        seen, paid, *ended, info = own.step(tuple(action[0] + 1))
+        assert reward[0] == pytest.approx(sum(paid)) and [terminated[0], truncated[0]] == ended
+        pays = infos["final_info"]["rewards"] if any(ended) else infos["rewards"]
+        np.testing.assert_allclose(pays[0], paid, rtol=1e-6)
+        if any(ended):
+            last = np.stack(seen) * ended[1]  # a team that has reached its end sees nothing
+            np.testing.assert_array_equal(infos["final_obs"][0]["agents"], last)
+            seen, info = own.reset()
+            ends += 1
+    assert ends > 20
+    env.close()
+
+
+def test_a_team_s_single_reward_is_shared_equally():
+    class Shared(Lift):
+        def step(self, action):
+            seen, paid, *rest = super().step(action)
+            return seen, sum(paid), *rest
+
+    env = TeamEnv(Shared(12))
+    env.reset(seed=0)
+    _, reward, _, _, info = env.step(np.array([0, 0]))
+    assert reward == pytest.approx(-0.01) and info["rewards"].tolist() == pytest.approx([-0.005] * 2)
+
+
+def test_tuples_that_are_no_team_s_are_refused():
+    class Odd(Lift):
+        action_space = Tuple([Discrete(3), Box(0, 1)])
+
+    with pytest.raises(ValueError, match=r"TeamEnv: env has the actions Tuple\(.*expected a tuple of Discrete actions"):
+        TeamEnv(Odd(12))
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "size", "actions"),
+    [
+        ("Foraging-8x8-2p-3f-v3", "lbforaging", 15, 6),
+        ("lbforaging:Foraging-5x5-2p-1f-v3", "lbforaging", 9, 6),
+        ("rware-tiny-2ag-v2", "rware", 71, 5),
+    ],
+)
+def test_foraging_and_warehouses_by_name(name, package, size, actions):
+    """Beside the package's own environment, step by step."""
+    pytest.importorskip(package)
+    env: Any = make_env(name, 1)
+    assert env.single_observation_space["agents"].shape == (2, size)
+    assert env.single_action_space.nvec.tolist() == [actions] * 2
+    own: Any = gymnasium.make(name, disable_env_checker=True)
+    obs, _ = env.reset(seed=5)
+    seen, _ = own.reset(seed=5)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        np.testing.assert_array_equal(obs["agents"][0], np.stack(seen))
+        action = random_actions(obs["action_mask"], rng)
+        obs, reward, terminated, _, _ = env.step(action)
+        seen, paid, ended, *_ = own.step(tuple(action[0].tolist()))
+        assert reward[0] == pytest.approx(sum(paid)) and terminated[0] == ended
+        if ended:
+            break
+    env.close()
+
+
+def test_a_team_s_package_that_is_not_there_is_named(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    for name, package in (("Foraging-9x9-2p-2f-v9", "lbforaging"), ("rware-tiny-2ag-v9", "rware")):
+        with pytest.raises(ValueError, match=f"needs {package}: " + re.escape(install("teams"))):
+            make_env(name, 1)

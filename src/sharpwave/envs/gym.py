@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import warnings
@@ -12,11 +13,12 @@ from typing import Any
 import ale_py
 import gymnasium
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from sharpwave.envs.action_masks import masks_in_infos, with_action_mask
 from sharpwave.envs.small_tasks import register_tasks
-from sharpwave.envs.team_games import register_mpe
+from sharpwave.envs.team_games import register_mpe, register_packages, with_team
 from sharpwave.extras import install
 from sharpwave.spaces import stored_parts_of, variable_parts
 
@@ -37,14 +39,15 @@ def register() -> None:
 
 
 def register_for(name: str) -> None:
-    """Register the environments that an id may belong to: those of :func:`register`, and MinAtar's or mpe2's if the id
-    names them.
+    """Register the environments that an id may belong to: those of :func:`register`, and those of MinAtar, mpe2,
+    lbforaging or rware if the id names them.
 
     Raises:
-        ValueError: the id is one of MinAtar's or mpe2's, which is not installed.
+        ValueError: the id is one of a package that is not installed.
     """
     register()
     register_mpe(name)
+    register_packages(name)
     if name.startswith("MinAtar/") and "MinAtar/Breakout-v1" not in gymnasium.registry:
         try:
             import minatar.gym
@@ -67,7 +70,8 @@ def make_gym(
 ) -> VectorEnv[Any, Any, Any]:
     """Make ``num_envs`` copies of a registered environment, stepped in this process.
 
-    Tuples and nested dicts of observations become flat dicts, whose keys are joined with "/".
+    Tuples and nested dicts of observations become flat dicts, whose keys are joined with "/"; an environment that takes
+    and observes a tuple with a part for each of several agents becomes a team (``TeamEnv``).
 
     Args:
         name: its Gymnasium id, "CartPole-v1". The module of "module:Name-v0" is imported first; it may lie in the
@@ -84,7 +88,7 @@ def make_gym(
     module, colon, _ = name.partition(":")
     if colon and os.getcwd() not in sys.path:  # last, so that no module in this folder hides an installed one
         sys.path.append(os.getcwd())
-    wrappers: list[Any] = [flat_observations]
+    wrappers: list[Any] = [with_team, flat_observations]
     if stack > 1:
         wrappers.append(partial(gymnasium.wrappers.FrameStackObservation, stack_size=stack, padding_type="reset"))
     if action_masks:  # outermost, so that masks are not stacked
@@ -94,7 +98,7 @@ def make_gym(
         os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen MuJoCo's default fails at the first picture
     try:
         made = gymnasium.make_vec(
-            name,
+            _with_own_limit(name),
             num_envs=num_envs,
             vectorization_mode="sync",
             vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
@@ -114,6 +118,19 @@ def make_gym(
     if render:
         _check_rendering(name, made)
     return made
+
+
+def _with_own_limit(name: str) -> str | EnvSpec:
+    """Return what ``make_vec`` makes an environment of, which else takes a ``max_episode_steps`` that is meant for the
+    environment itself, as lbforaging's, for its own."""
+    spec = gymnasium.registry.get(name.rpartition(":")[2])
+    if spec is None or spec.entry_point is None or "max_episode_steps" not in spec.kwargs:
+        return name
+    spec, entry = copy.deepcopy(spec), spec.entry_point
+    creator: Any = load_env_creator(entry) if isinstance(entry, str) else entry
+    made: Any = partial(creator, max_episode_steps=spec.kwargs.pop("max_episode_steps"))
+    spec.entry_point = made
+    return spec
 
 
 def _check_rendering(name: str, env: VectorEnv[Any, Any, Any]) -> None:

@@ -1,4 +1,7 @@
-"""Teams of agents as one environment, PettingZoo's parallel ones through Gymnasium's interface; and a small game."""
+"""Teams of agents as one environment: PettingZoo's parallel ones, Gymnasium's whose spaces are tuples; a small game.
+
+Environments of the packages mpe2, lbforaging and rware are found by their names.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.spaces.utils import flatten, flatten_space
 
 from sharpwave.extras import install
@@ -18,12 +21,14 @@ from sharpwave.teams import ACTION_MASK, AGENTS, REWARDS, STATE
 
 MPE = re.compile(r"mpe2/(\w+_v\d+)")
 """Names of the particle environments of the package mpe2, as "mpe2/simple_spread_v3"."""
+PACKAGES = {"Foraging-": "lbforaging", "rware-": "rware"}
+"""Packages that register their environments when they are imported, by the beginning of their names."""
 Each = dict[str, Any]
 """A value for each agent, by name."""
 
 
 class TeamEnv(gymnasium.Env[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]]):
-    """PettingZoo ``ParallelEnv`` whose agents all act in one step of a Gymnasium environment.
+    """Team whose agents all act in one step of a Gymnasium environment.
 
     Agents are numbered as in ``possible_agents``. The observation has the parts
 
@@ -41,7 +46,8 @@ class TeamEnv(gymnasium.Env[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]])
     truncated, is absent from then on.
 
     Args:
-        parallel: a ``pettingzoo.ParallelEnv`` whose agents have ``Discrete`` actions.
+        parallel: a ``pettingzoo.ParallelEnv`` whose agents have ``Discrete`` actions; or a Gymnasium environment that
+            observes and takes a tuple with a part for each agent, and pays a list (``TupleTeam``).
         state: observe the global state, ``parallel.state()``, too. Without it learners see only agents' observations.
 
     Raises:
@@ -49,6 +55,7 @@ class TeamEnv(gymnasium.Env[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]])
     """
 
     def __init__(self, parallel: Any, *, state: bool = False) -> None:
+        parallel = TupleTeam(parallel) if isinstance(parallel, gymnasium.Env) else parallel
         self.parallel, self.render_mode = parallel, getattr(parallel, "render_mode", None)
         self.names: list[str] = list(parallel.possible_agents)
         actions = [parallel.action_space(name) for name in self.names]
@@ -153,6 +160,91 @@ def _seen(space: Any) -> Space[Any]:
     return found
 
 
+class TupleTeam:
+    """Gymnasium environment of several agents as a PettingZoo ``ParallelEnv``, as those of lbforaging and rware.
+
+    Its action and its observation are tuples with a part for each agent, its reward a list, or one number that the
+    agents share equally. ``info["action_mask"]`` may have a mask for each agent. All agents begin and end together.
+
+    Raises:
+        ValueError: other spaces.
+    """
+
+    def __init__(self, env: Any) -> None:
+        if not has_tuples(env):
+            raise ValueError(
+                f"TeamEnv: env has the actions {env.action_space} and observes {env.observation_space}, expected a "
+                "tuple of Discrete actions and a tuple of observations, one for each agent"
+            )
+        self.env, self.metadata, self.render_mode = env, env.metadata, env.render_mode
+        self._actions, self._observations = env.action_space, env.observation_space
+        self.possible_agents = [f"agent_{number}" for number in range(len(self._actions))]
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        found: Space[Any] = self._observations[self.possible_agents.index(agent)]
+        return found
+
+    def action_space(self, agent: str) -> Space[Any]:
+        found: Space[Any] = self._actions[self.possible_agents.index(agent)]
+        return found
+
+    def reset(self, seed: int | None = None, options: Each | None = None) -> tuple[Each, Each]:
+        seen, info = self.env.reset(seed=seed, options=options)
+        self.agents = [*self.possible_agents]
+        return self._each(seen), self._infos(info)
+
+    def step(self, actions: Each) -> tuple[Each, Each, Each, Each, Each]:
+        made = tuple(actions[name] for name in self.possible_agents)
+        seen, reward, terminated, truncated, info = self.env.step(made)
+        paid = reward if np.ndim(reward) else [reward / len(made)] * len(made)
+        ended, cut = bool(np.all(terminated)), bool(np.all(truncated))
+        self.agents = [] if ended or cut else self.agents
+        names = self.possible_agents
+        return (
+            self._each(seen),
+            self._each(paid),
+            dict.fromkeys(names, ended),
+            dict.fromkeys(names, cut),
+            self._infos(info),
+        )
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+    def _each(self, values: Any) -> Each:
+        return dict(zip(self.possible_agents, values, strict=True))
+
+    def _infos(self, info: Each) -> Each:
+        return self._each({ACTION_MASK: mask} for mask in info[ACTION_MASK]) if ACTION_MASK in info else {}
+
+
+def has_tuples(env: Any) -> bool:
+    """Return whether an environment is a team's: its actions and observations are tuples of as many parts."""
+    actions, observations = env.action_space, env.observation_space
+    return (
+        isinstance(actions, Tuple)
+        and isinstance(observations, Tuple)
+        and len(actions) == len(observations)
+        and all(isinstance(one, Discrete) for one in actions)
+    )
+
+
+def with_team(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Wrap an environment whose spaces are a team's tuples into ``TeamEnv``; return others as they are."""
+    if not has_tuples(env):
+        return env
+    inner: Any = env
+    while isinstance(inner, gymnasium.Wrapper):
+        if isinstance(inner, gymnasium.wrappers.PassiveEnvChecker):
+            inner.checked_step = True  # it would warn of a reward that is a list
+        inner = inner.env
+    return TeamEnv(env)
+
+
 def make_mpe(module: str, render_mode: str | None = None, **settings: Any) -> TeamEnv:
     """Make a particle environment of the package mpe2, by its module's name, as "simple_spread_v3"."""
     return TeamEnv(importlib.import_module(f"mpe2.{module}").parallel_env(render_mode=render_mode, **settings))
@@ -174,6 +266,22 @@ def register_mpe(name: str) -> None:
     if not installed:
         raise ValueError(f"env {name!r}: mpe2 has no such environment, expected one as mpe2/simple_spread_v3")
     gymnasium.register(name, f"{__name__}:make_mpe", kwargs={"module": found[1]})
+
+
+def register_packages(name: str) -> None:
+    """Register the environments of lbforaging or rware, if one of them is named; do nothing for other names.
+
+    Raises:
+        ValueError: the package is not installed.
+    """
+    name = name.rpartition(":")[2]
+    package = next((package for begin, package in PACKAGES.items() if name.startswith(begin)), None)
+    if package is None or name in gymnasium.registry:
+        return
+    try:
+        importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"env {name!r} needs {package}: {install('teams')}") from error
 
 
 class TwoStepGame:
