@@ -58,10 +58,10 @@ def tensors(batch):
 def seen(obs):
     """Inputs of the agents' networks, [B, N, F], and the state, [B, S], of a batch's observations."""
     agents, present = obs["agents"].astype(np.float64), obs["action_mask"].any(axis=2).astype(np.float64)
-    each = np.zeros((BATCH, AGENTS, SIZE + 1 + AGENTS))
+    each = np.zeros((len(agents), AGENTS, SIZE + 1 + AGENTS))
     for n in range(AGENTS):
         each[:, n, :SIZE], each[:, n, SIZE], each[:, n, SIZE + 1 + n] = agents[:, n], present[:, n], 1
-    return each, np.concatenate([agents.reshape(BATCH, -1), present], axis=1)
+    return each, np.concatenate([agents.reshape(len(agents), -1), present], axis=1)
 
 
 def layered(weights, name, x):
@@ -88,3 +88,57 @@ def gradients(weights, loss):
 
 def float64(weights):
     return {name: np.array(value, np.float64) for name, value in weights.items()}
+
+
+LENGTHS = (4, 2, 1, 3)
+"""Real steps of the windows of a batch; the rest of their columns is padding."""
+COLUMNS = max(LENGTHS)
+
+
+class Windows(SimpleNamespace):
+    """Batch of windows, whose further fields are its items."""
+
+    def __getitem__(self, name):
+        return self.fields[name]
+
+
+def windows(count, seed, units):
+    """Batches of windows with uneven weights, masks and absent agents; the last two begin within an episode, where
+    agents remember something and have acted. All of the padding is zeros."""
+    rng = np.random.default_rng(seed)
+    real = np.arange(COLUMNS) < np.array(LENGTHS)[:, None]
+    seen = np.concatenate([np.ones((len(LENGTHS), 1), bool), real], axis=1)
+    for _ in range(count):
+        mask = (rng.random((len(LENGTHS), COLUMNS + 1, AGENTS, ACTIONS)) < 0.7).astype(np.int8)
+        mask[..., 1] = 1
+        mask[0, 2:, 1] = 0  # an agent that has left
+        mask *= seen[:, :, None, None]
+        agents = rng.normal(size=(len(LENGTHS), COLUMNS + 1, AGENTS, SIZE)) * seen[:, :, None, None]
+        allowed = np.stack([legal(one) for one in mask[:, :-1]])
+        last = np.eye(ACTIONS)[rng.integers(0, ACTIONS, (len(LENGTHS), AGENTS))]
+        core = np.concatenate([rng.normal(size=(len(LENGTHS), AGENTS, units)), last], axis=2)
+        core[:2] = 0
+        ends = (np.arange(COLUMNS) == np.array(LENGTHS)[:, None] - 1) & (rng.random((len(LENGTHS), 1)) < 0.6)
+        yield {
+            "obs": {"agents": agents.astype(np.float32), "action_mask": mask},
+            "action": (allowed * rng.random(allowed.shape)).argmax(axis=3) * real[:, :, None],
+            "step_reward": (rng.normal(size=real.shape) * real).astype(np.float32),
+            "discount": (0.9 * real * ~ends).astype(np.float32),
+            "mask": real,
+            "weights": rng.uniform(0.1, 1.0, len(LENGTHS)).astype(np.float32),
+            "fields": {
+                "core": core.astype(np.float32),
+                "rewards": (rng.normal(size=(*real.shape, AGENTS)) * real[:, :, None]).astype(np.float32),
+            },
+        }
+
+
+def n_step_return(rewards, discounts, values, n_step):
+    """Targets of a window's real steps; ``values`` are those of the observations after each of them."""
+    found = []
+    for begin in range(len(rewards)):
+        total, factor, end = 0.0, 1.0, min(begin + n_step, len(rewards))
+        for step in range(begin, end):
+            total, factor = total + factor * rewards[step], factor * discounts[step]
+        found.append(total + factor * values[end - 1])
+    return np.array(found)

@@ -379,6 +379,33 @@ class TestMASAC(AgentSuite):
         return MASAC(spaces, MASAC.Settings(hidden_units=16, replay=replay), seed=seed)
 
 
+class TestRecurrentVDN(AgentSuite):
+    """Of three agents that remember, with priorities, from windows shorter than episodes."""
+
+    spaces = TestVDN.spaces
+
+    def make_agent(self, spaces, seed):
+        replay = TransitionsSettings(batch_size=8, n_step=2, prioritized=True)
+        settings = VDN.Settings(recurrent=True, length=6, hidden_units=16, exploration=EXPLORING, replay=replay)
+        return VDN(spaces, settings, seed=seed)
+
+
+class TestRecurrentMASAC(AgentSuite):
+    """With pictures and a state, from rewards that are standardized."""
+
+    spaces = TestQMIX.spaces
+
+    def make_agent(self, spaces, seed):
+        settings = MASAC.Settings(
+            recurrent=True,
+            length=6,
+            hidden_units=16,
+            standardize_rewards=True,
+            replay=TransitionsSettings(batch_size=8),
+        )
+        return MASAC(spaces, settings, seed=seed)
+
+
 NOVEL: dict[str, Any] = {
     "hidden_units": 16, "core_units": 8, "exploration": EXPLORING, "policies": 4, "episodic_memory": 12,
     "neighbours": 3, "embedding_size": 4, "replay": WINDOWS,

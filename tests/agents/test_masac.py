@@ -39,9 +39,11 @@ class Oracle:
 
     def policy(self, weights, obs):
         """Probabilities and logarithms, by legal action; 0 of others."""
-        logits = layered(weights, "", seen(obs)[0])
+        return self.of_logits(layered(weights, "", seen(obs)[0]), obs)
+
+    def of_logits(self, logits, obs):
         probability, logarithm = np.zeros(logits.shape), np.zeros(logits.shape)
-        for b, n in np.ndindex(BATCH, AGENTS):
+        for b, n in np.ndindex(*logits.shape[:2]):
             allowed = legal(obs["action_mask"])[b, n]
             exponentials = np.exp(logits[b, n, allowed])
             probability[b, n, allowed] = exponentials / exponentials.sum()
@@ -55,8 +57,8 @@ class Oracle:
     def values(self, weights, obs, action):
         """Of both critics: [2, B, N, A], each agent's beside the others' actions."""
         each, state = seen(obs)
-        inputs = np.zeros((BATCH, AGENTS, state.shape[1] + each.shape[2] + AGENTS * ACTIONS))
-        for b, n in np.ndindex(BATCH, AGENTS):
+        inputs = np.zeros((len(action), AGENTS, state.shape[1] + each.shape[2] + AGENTS * ACTIONS))
+        for b, n in np.ndindex(len(action), AGENTS):
             others = np.zeros((AGENTS, ACTIONS))
             for m in range(AGENTS):
                 if m != n:
@@ -157,11 +159,12 @@ def test_an_illegal_action_is_in_no_target_and_in_no_policy():
             for network in (agent.policy, *agent.critics, *agent.target):
                 network[4].bias[0] = value
         torch.manual_seed(0)
-        loss, _ = agent.policy_loss(agent.inputs(batch.obs))
+        seen, logits, targets, real = agent.transitions(batch)
+        loss, _ = agent.policy_loss(seen, logits, real)
         agent.optimizer.zero_grad()
         loss.backward()
         assert not agent.policy[4].bias.grad[0]
-        found.append((agent.targets(batch), loss.detach(), agent.policy[4].bias.grad.clone()))
+        found.append((targets, loss.detach(), agent.policy[4].bias.grad.clone()))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other) and one.isfinite().all()
 

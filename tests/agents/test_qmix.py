@@ -42,8 +42,8 @@ class Oracle:
         def made(name):
             return state @ weights[f"mixer.{name}.weight"].T + weights[f"mixer.{name}.bias"]
 
-        first = np.abs(made("first_weights")).reshape(BATCH, AGENTS, UNITS)
-        hidden = np.array([values[b] @ first[b] for b in range(BATCH)]) + made("first_bias")
+        first = np.abs(made("first_weights")).reshape(len(values), AGENTS, UNITS)
+        hidden = np.array([values[b] @ first[b] for b in range(len(values))]) + made("first_bias")
         hidden = np.where(hidden > 0, hidden, np.expm1(np.minimum(hidden, 0)))
         last = np.maximum(made("last_bias.0"), 0) @ weights["mixer.last_bias.2.weight"].T
         bias = last + weights["mixer.last_bias.2.bias"]

@@ -57,9 +57,20 @@ def test_a_team_is_trained_and_its_rewards_are_stored(algorithm, changes):
                 assert play(trained.agent, vector, 4, epsilon, seed=3) == [96.0] * 4
 
 
-@pytest.mark.parametrize("algorithm", ["qmix", pytest.param("masac", marks=pytest.mark.slow)])
-def test_a_team_s_run_resumes_bit_for_bit_and_is_evaluated(algorithm, tmp_path):
-    recipe = quick(algorithm)
+REMEMBERING = {"recurrent": True, "length": 4, "standardize_rewards": True}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    [
+        ("qmix", {}),
+        ("qmix", REMEMBERING),
+        pytest.param("masac", {}, marks=pytest.mark.slow),
+        pytest.param("masac", REMEMBERING, marks=pytest.mark.slow),
+    ],
+)
+def test_a_team_s_run_resumes_bit_for_bit_and_is_evaluated(algorithm, changes, tmp_path):
+    recipe = quick(algorithm, **changes)
     whole, _, _ = go(run, algorithm, recipe, tmp_path / "whole")
     stopped = stopped_copy(whole, tmp_path / "stopped", 400)
     resume(stopped, {}, Console(file=io.StringIO()), trust=True)
@@ -72,9 +83,10 @@ def test_a_team_s_run_resumes_bit_for_bit_and_is_evaluated(algorithm, tmp_path):
 
 
 @pytest.mark.slow
-def test_actors_play_for_a_team():
-    """With priorities, and the agents' own rewards in the segments that they send."""
-    trained = Trained(quick("masac", own_rewards=True, prioritized=True, actors=1, segment_steps=8))
+@pytest.mark.parametrize("changes", [{}, {**REMEMBERING, "inference": "central"}], ids=["", "remembering"])
+def test_actors_play_for_a_team(changes):
+    """With priorities, and the agents' own rewards in the segments that they send; with what agents remember, too."""
+    trained = Trained(quick("masac", own_rewards=True, prioritized=True, actors=1, segment_steps=8, **changes))
     with closing(trained):
         assert trained.last["updates"] > 0 and trained.last["episodes"] > 50
         batch = trained.store.transitions(name="test").sample(100)

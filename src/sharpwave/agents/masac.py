@@ -2,8 +2,9 @@
 
 An agent acts by its own observation. Its critics are trained with the state and the others' actions, and give a value
 for each of its own actions; so its policy is improved over all of them, given the others' actions. Policies and critics
-are networks that the agents share and that are told their number. The entropy is weighed by a temperature, which is
-learned so that the policies keep a share of the entropy of uniformly random legal actions.
+are networks that the agents share and that are told their number. With ``recurrent`` policies also see the agent's last
+action and remember what they saw; critics, which see the whole team, do not. The entropy is weighed by a temperature,
+which is learned so that the policies keep a share of the entropy of uniformly random legal actions.
 
 Sources: Iqbal and Sha (2019), Actor-attention-critic for multi-agent reinforcement learning, section 3 (without its
 attention and baseline); Christodoulou (2019), Soft actor-critic for discrete action settings.
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from sharpwave.agents.learner import move_towards
+from sharpwave.agents.losses import window_ends
 from sharpwave.agents.protocol import Acted, Learned, Obs
+from sharpwave.agents.r2d2 import n_step_targets
 from sharpwave.agents.replay import LEARNING
-from sharpwave.agents.vdn import TeamAgent, TeamSettings, best_legal, taken
+from sharpwave.agents.vdn import TeamAgent, TeamSettings, TeamState, best_legal, taken
 from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.teams import ACTION_MASK, REWARDS, legal_actions
@@ -54,6 +57,7 @@ class MASACSettings(TeamSettings):
         expect(self.replay, "n_step", alone, "1 with --own-rewards: they are stored for each step, and not summed")
 
     def unused(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused()
         if self.temperature is not None:
             yield "target_entropy", "--set agent.temperature=null"
 
@@ -62,12 +66,11 @@ class MASAC(TeamAgent):
     """Agent for a team: policy, two critics and their targets, the temperature, and the optimizer."""
 
     Settings = MASACSettings
+    policy: Any
 
     def build(self) -> None:
-        from sharpwave.agents.team_networks import layers
-
         super().build()
-        self.policy = layers(self.inputs.features, self.settings.hidden_units, self.team.actions).to(self.device)
+        self.policy = self.agent_network().to(self.device)
         self.critics = self.critic_networks()
         self.target = self.follower("target", self.critic_networks(), self.critics)
         self.log_temperature = nn.ParameterList([torch.zeros(1, device=self.device)])
@@ -78,7 +81,8 @@ class MASAC(TeamAgent):
         return {"critics": self.critics, "policy": self.policy, "log_temperature": self.log_temperature}
 
     def acting(self, explore: bool) -> nn.Module:
-        return self.policy
+        network: nn.Module = self.policy
+        return network
 
     def critic_networks(self) -> nn.ModuleList:
         """Make two fresh critics: inputs of ``values`` -> Q [B, N, A]."""
@@ -100,12 +104,12 @@ class MASAC(TeamAgent):
 
     # act
 
-    def act(self, obs: Obs, state: None, step: int, explore: bool = True) -> Acted:
-        (logits,) = self.infer(obs)
+    def act(self, obs: Obs, state: TeamState, step: int, explore: bool = True) -> Acted:
+        logits, after = self.look(obs, state)
         if explore:  # the largest of logits with Gumbel noise is a draw of the policy
             logits = logits + self._rng.gumbel(size=logits.shape)
         legal = legal_actions(np.asarray(obs[ACTION_MASK]))
-        return Acted(np.where(legal, logits, -np.inf).argmax(axis=2), state)
+        return self.made(np.where(legal, logits, -np.inf).argmax(axis=2), state, after)
 
     # learn
 
@@ -114,25 +118,22 @@ class MASAC(TeamAgent):
         given = self.settings.temperature
         return self.log_temperature[0].detach().exp() if given is None else torch.tensor([given], device=self.device)
 
-    def targets(self, batch: Any) -> Tensor:
-        """Return the targets of the critics, float32 [B, N]: reward and soft value of the next step."""
+    def next_value(self, seen: TeamSeen, logits: Tensor) -> Tensor:
+        """Return the soft value of each agent in observations, of the target critics, float32 [B, N]."""
         with torch.no_grad():
-            seen = self.inputs(batch.next_obs)
-            policy, log_policy = legal_policy(self.policy(seen.agents), seen.legal)
+            policy, log_policy = legal_policy(logits, seen.legal)
             q = self.values(self.target, seen, drawn(log_policy, seen.legal)).amin(dim=0)
-            value = (policy * (q - self.temperature() * log_policy)).sum(dim=2)
-            found: Tensor = self.rewards(batch) + batch.discount[:, None] * value
-            return found
+            return (policy * (q - self.temperature() * log_policy)).sum(dim=2)
 
     def rewards(self, batch: Any) -> Tensor:
-        """Return the rewards that critics learn from, float32 [B, N] or [B, 1].
+        """Return the rewards that critics learn from, float32 [B, N] or [B, 1], of windows [B, L, N] or [B, L, 1].
 
         Raises:
             ValueError: the agents' own are asked for, and not stored.
         """
         if not self.settings.own_rewards:
-            reward: Tensor = batch.reward[:, None]
-            return reward
+            reward: Tensor = batch.step_reward if self.settings.recurrent else batch.reward
+            return reward.unsqueeze(-1)
         if REWARDS not in batch.fields:
             raise ValueError(
                 f"--own-rewards: the steps of {self.spaces.env} have no field {REWARDS!r}; an environment declares it "
@@ -141,15 +142,20 @@ class MASAC(TeamAgent):
         own: Tensor = batch.fields[REWARDS]
         return own
 
-    def policy_loss(self, seen: TeamSeen) -> tuple[Tensor, Tensor]:
-        """Return the loss of policy and temperature, and the mean entropy of agents that have a choice."""
-        policy, log_policy = legal_policy(self.policy(seen.agents), seen.legal)
+    def policy_loss(self, seen: TeamSeen, logits: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of policy and temperature, and the mean entropy of agents that have a choice.
+
+        Args:
+            logits: float32 [B, N, A], for ``seen``.  real: bool [B], steps that count.
+        """
+        policy, log_policy = legal_policy(logits, seen.legal)
         with torch.no_grad():
             q = self.values(self.critics, seen, drawn(log_policy, seen.legal)).amin(dim=0)
-        loss = (policy * (self.temperature() * log_policy - q)).sum(dim=2).mean()
+        loss = (policy * (self.temperature() * log_policy - q)).sum(dim=2)[real].mean()
         entropy = -(policy * log_policy).sum(dim=2).detach()
         choices = seen.legal.sum(dim=2)
-        share = (choices > 1).float() / (choices > 1).sum().clamp(min=1)
+        chooses = (choices > 1) & real[:, None]
+        share = chooses.float() / chooses.sum().clamp(min=1)
         above = ((entropy - self.settings.target_entropy * choices.log()) * share).sum()
         if self.settings.temperature is None:
             loss = loss + (self.log_temperature[0] * above).sum()
@@ -157,14 +163,45 @@ class MASAC(TeamAgent):
 
     def learn(self, batch: Any, step: int) -> Learned:
         """Make one update of critics, policy and temperature, each along its gradient at the same weights."""
-        seen, targets = self.inputs(batch.obs), self.targets(batch)
-        error = targets - taken(self.values(self.critics, seen, batch.action), batch.action.expand(2, -1, -1))
-        loss = (batch.weights * 0.5 * error.square().sum(dim=0).mean(dim=1)).mean()
-        policy_loss, entropy = self.policy_loss(seen)
+        seen, logits, targets, real = self.windows(batch) if self.settings.recurrent else self.transitions(batch)
+        action, weights = batch.action.reshape(-1, self.team.agents), batch.weights
+        weights = weights.repeat_interleave(len(action) // len(weights))
+        error = targets - taken(self.values(self.critics, seen, action), action.expand(2, -1, -1))
+        loss = (weights * 0.5 * error.square().sum(dim=0).mean(dim=1))[real].mean()
+        policy_loss, entropy = self.policy_loss(seen, logits, real)
         metrics = {"loss": loss.detach(), "entropy": entropy, "temperature": self.temperature()}
         self.minimize(loss + policy_loss, self.critics, self.policy)
         move_towards(self.target, self.critics, self.settings.target_tau)
-        return Learned(error.detach().mean(dim=(0, 2)), metrics)
+        td_error = error.detach().mean(dim=(0, 2)) * real
+        return Learned(td_error.reshape(batch.mask.shape) if self.settings.recurrent else td_error, metrics)
+
+    def transitions(self, batch: Any) -> tuple[TeamSeen, Tensor, Tensor, Tensor]:
+        """Return the inputs of a batch's observations, the policy's logits for them, the critics' targets, float32
+        [B, N], and which rows count, bool [B]."""
+        with torch.no_grad():
+            behind = self.inputs(batch.next_obs)
+            reward = self.learned_from(self.rewards(batch))
+            targets = reward + batch.discount[:, None] * self.next_value(behind, self.policy(behind.agents))
+        seen = self.inputs(batch.obs)
+        return seen, self.policy(seen.agents), targets, torch.ones_like(batch.weights, dtype=torch.bool)
+
+    def windows(self, batch: Any) -> tuple[TeamSeen, Tensor, Tensor, Tensor]:
+        """Do as ``transitions`` for the steps of windows, B * L rows, of which those of padding do not count."""
+        mask, agents = batch.mask, self.team.agents
+        both = self.along(batch)
+        logits = self.unrolled(self.policy, both, batch)
+
+        def part(columns: slice) -> tuple[TeamSeen, Tensor]:
+            parts = (one.unflatten(0, (len(mask), -1))[:, columns].flatten(0, 1) for one in both)
+            return type(both)(*parts), logits[:, columns].flatten(0, 1)
+
+        with torch.no_grad():
+            value = self.next_value(*part(slice(1, None))).unflatten(0, mask.shape)
+            reward = self.rewards(batch)
+            reward = self.learned_from(reward, mask[:, :, None].expand_as(reward)).expand_as(value)
+            discount, ends = (one[:, :, None].expand_as(value) for one in (batch.discount, window_ends(mask)))
+            targets = n_step_targets(reward, discount, value, ends, self.settings.replay.n_step)
+        return *part(slice(-1)), targets.reshape(-1, agents), mask.flatten()
 
 
 def legal_policy(logits: Tensor, legal: Tensor) -> tuple[Tensor, Tensor]:

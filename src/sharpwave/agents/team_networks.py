@@ -109,6 +109,33 @@ def layers(inputs: int, units: int, outputs: int) -> nn.Sequential:
     )
 
 
+class Moments(nn.Module):
+    """Running mean and deviation of all numbers so far."""
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("count", "mean", "squares"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def add(self, numbers: Tensor) -> None:
+        """Add numbers of any shape.  Source: Chan, Golub and LeVeque (1979), Updating formulae, eq. 2.1."""
+        given, count = numbers.double(), self.count + numbers.numel()
+        away = given.mean() - self.mean
+        self.squares += (given - given.mean()).square().sum() + away.square() * self.count * given.numel() / count
+        self.mean += away * given.numel() / count
+        self.count.copy_(count)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Return the numbers less the mean, divided by the deviation. float32, of the same shape."""
+        deviation = (self.squares / self.count).sqrt().clamp(min=1e-4)
+        return ((numbers.double() - self.mean) / deviation).float()
+
+
 class Sum(nn.Module):
     """Sum of the agents' values.  Source: Sunehag et al. (2018), Value-decomposition networks, eq. 3."""
 
