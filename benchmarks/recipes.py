@@ -221,6 +221,7 @@ CURVES: dict[str, tuple[str, int, str]] = {
     "sac": (f"sac {PENDULUM}", 15_000, "InvertedPendulum-v5"),
     "td3": (f"td3 {PENDULUM}", 50_000, "InvertedPendulum-v5"),
     "crossq": (f"crossq {PENDULUM}", 15_000, "InvertedPendulum-v5"),
+    "td3bc": ("offline --algorithm td3bc --data {pendulum}", 5_000, "InvertedPendulum-v5"),
     "cql": ("offline --algorithm cql --data {data}", 10_000, "CartPole-v1"),
     "iql": ("offline --algorithm iql --data {data}", 5_000, "CartPole-v1"),
     "bc": ("offline --algorithm bc --data {data}", 5_000, "CartPole-v1"),
@@ -255,7 +256,10 @@ def prepared(runs: Path, seed: int, arguments: str) -> str:
         subprocess.run([sys.executable, "-m", "sharpwave.cli", *words], check=True)
     if "{data}" in arguments:
         train(data, ["cartpole", "--steps", "10000", "--seed", str(100 + seed)])
-    return arguments.format(demonstrations=demonstrations, data=data)
+    pendulum = runs / f"pendulum-{seed}"
+    if "{pendulum}" in arguments:
+        train(pendulum, ["sac", *PENDULUM.split(), "--steps", "10000", "--seed", str(100 + seed)])
+    return arguments.format(demonstrations=demonstrations, data=data, pendulum=pendulum)
 
 
 def made(runs: Path, name: str, seed: int) -> None:
@@ -341,7 +345,7 @@ TASKS = {
         {
             "bc": ("bc", IN_MUJOCO),
             "bc of the best": ("bc", IN_MUJOCO | {"best_share": 0.03}),
-            "iql": ("iql", IN_MUJOCO | {"n_step": 20, "expectile": 0.7, "temperature": 1.0, "target_tau": 0.005}),
+            "iql": ("iql", IN_MUJOCO | {"n_step": 20}),
         },
         seeds=(100, 101, 102),
         episodes=30,

@@ -126,19 +126,24 @@ class TD3Oracle(Oracle):
         def critic_loss(w):
             return self.critic_loss(self.critics(w, batch["obs"], batch["action"]), targets, batch)
 
-        def policy_loss(w):
-            action = np.tanh(self.actor(w, batch["obs"]))
-            return -self.critics(nets["critics"], batch["obs"], action)[0].mean()
-
         found = {"critics": gradients(critic_loss, nets["critics"])}
         if self.updates % settings.policy_delay == 0:
-            found["actor"] = gradients(policy_loss, nets["actor"])
+            found["actor"] = gradients(self.policy_loss(batch), nets["actor"])
         for network, grads in found.items():
             self.step(network, grads)
         if "actor" in found:
             self.follow("critics", "target_critics")
             self.follow("actor", "target_actor")
         return (targets - q).mean(axis=0)
+
+    def policy_loss(self, batch):
+        """The loss of an actor's weights."""
+
+        def loss(w):
+            action = np.tanh(self.actor(w, batch["obs"]))
+            return -self.critics(self.networks["critics"], batch["obs"], action)[0].mean()
+
+        return loss
 
 
 class CrossQOracle(Oracle):

@@ -11,12 +11,13 @@ import sharpwave as sw
 from sharpwave.agents.a2c import A2C, A3C
 from sharpwave.agents.agent57 import Agent57
 from sharpwave.agents.bc import BC, PairsSettings
+from sharpwave.agents.calql import CalQL, CalQLTransitions
 from sharpwave.agents.cql import CQL
 from sharpwave.agents.crossq import CrossQ
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import EpsilonGreedy, Softmax
 from sharpwave.agents.impala import IMPALA
-from sharpwave.agents.iql import IQL
+from sharpwave.agents.iql import IQL, IQLTransitions
 from sharpwave.agents.masac import MASAC
 from sharpwave.agents.ngu import NGU
 from sharpwave.agents.ppo import PPO
@@ -29,6 +30,7 @@ from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.agents.rollouts import MinibatchSettings, RolloutSettings
 from sharpwave.agents.sac import SAC
 from sharpwave.agents.td3 import TD3
+from sharpwave.agents.td3bc import TD3BC
 from sharpwave.agents.vdn import QMIX, VDN
 from sharpwave.testing.agent import AgentSuite
 
@@ -219,6 +221,26 @@ class TestBCOfContinuousActions(AgentSuite):
         return BC(spaces, BC.Settings(hidden_units=16, replay=PairsSettings(batch_size=8)), seed=seed)
 
 
+class TestBCByLikelihood(TestBCOfContinuousActions):
+    """Of a Gaussian; of actions with a missing bound."""
+
+    def make_agent(self, spaces, seed):
+        settings = BC.Settings(hidden_units=16, likelihood="gaussian", replay=PairsSettings(batch_size=8))
+        return BC(spaces, settings, seed=seed)
+
+
+class TestBCBySquashedLikelihood(AgentSuite):
+    """Over standardized numbers."""
+
+    spaces = Spaces(
+        AgentSuite.spaces.observation, Box(np.array([-2.0, 0.5], np.float32), np.array([2.0, 3.0], np.float32))
+    )
+
+    def make_agent(self, spaces, seed):
+        settings = BC.Settings(hidden_units=16, likelihood="tanh", standardize=True, replay=PairsSettings(batch_size=8))
+        return BC(spaces, settings, seed=seed)
+
+
 class TestSAC(AgentSuite):
     """Its first actions are random."""
 
@@ -257,6 +279,26 @@ class TestCrossQ(AgentSuite):
         return CrossQ(spaces, settings, seed=seed)
 
 
+class TestTD3BC(AgentSuite):
+    """Over numbers and categories, with priorities and three steps."""
+
+    spaces = TestCrossQ.spaces
+
+    def make_agent(self, spaces, seed):
+        replay = TransitionsSettings(batch_size=8, n_step=3, prioritized=True)
+        return TD3BC(spaces, TD3BC.Settings(hidden_units=16, random_steps=0, replay=replay), seed=seed)
+
+
+class TestCalQL(AgentSuite):
+    """Over numbers and categories, with priorities."""
+
+    spaces = TestCrossQ.spaces
+
+    def make_agent(self, spaces, seed):
+        replay = CalQLTransitions(batch_size=8, prioritized=True)
+        return CalQL(spaces, CalQL.Settings(hidden_units=16, sampled_actions=3, replay=replay), seed=seed)
+
+
 class TestCQL(AgentSuite):
     """Averaged, with priorities; actions are counted from 2."""
 
@@ -276,7 +318,7 @@ class TestIQL(AgentSuite):
     spaces = TestBC.spaces
 
     def make_agent(self, spaces, seed):
-        replay = TransitionsSettings(batch_size=8, prioritized=True)
+        replay = IQLTransitions(batch_size=8, prioritized=True)
         return IQL(spaces, IQL.Settings(hidden_units=16, replay=replay), seed=seed)
 
 
@@ -286,7 +328,7 @@ class TestIQLOfContinuousActions(AgentSuite):
     spaces = TestBCOfContinuousActions.spaces
 
     def make_agent(self, spaces, seed):
-        return IQL(spaces, IQL.Settings(hidden_units=16, replay=TransitionsSettings(batch_size=8)), seed=seed)
+        return IQL(spaces, IQL.Settings(hidden_units=16, replay=IQLTransitions(batch_size=8)), seed=seed)
 
 
 class TestR2D2(AgentSuite):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sharpwave.agents.a2c import A2C, A3C
     from sharpwave.agents.agent57 import Agent57
     from sharpwave.agents.bc import BC
+    from sharpwave.agents.calql import CalQL
     from sharpwave.agents.cql import CQL
     from sharpwave.agents.crossq import CrossQ
     from sharpwave.agents.dqn import DQN
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from sharpwave.agents.rainbow import Rainbow
     from sharpwave.agents.sac import SAC
     from sharpwave.agents.td3 import TD3
+    from sharpwave.agents.td3bc import TD3BC
     from sharpwave.agents.vdn import QMIX, VDN
 
 __all__ = [
@@ -47,11 +49,13 @@ __all__ = [
     "R2D3",
     "SAC",
     "TD3",
+    "TD3BC",
     "UCB1",
     "UCBV",
     "VDN",
     "Agent57",
     "Bandit",
+    "CalQL",
     "CrossQ",
     "Rainbow",
     "SlidingUCB",

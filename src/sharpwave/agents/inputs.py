@@ -195,6 +195,28 @@ class RunningInputs(MeasuredInputs):
         return super().forward(obs).clamp(-self.MOST_DEVIATIONS, self.MOST_DEVIATIONS)
 
 
+class RewardScale(nn.Module):
+    """Factor of rewards, 1 until it is measured: it spreads the returns of the data's episodes over ``SPAN``.
+
+    Source: Kostrikov, Nair and Levine (2021), Offline reinforcement learning with implicit Q-learning, appendix B.
+    """
+
+    SPAN = 1000.0
+    factor: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.ones(()))
+
+    def measure(self, returns: Tensor) -> None:
+        """Measure the factor by returns of episodes [N], N at least 0; equal ones leave it as it is."""
+        if len(returns) and (span := float(returns.max() - returns.min())) > 0:
+            self.factor.fill_(self.SPAN / span)
+
+    def forward(self, rewards: Tensor) -> Tensor:
+        return rewards * self.factor
+
+
 class OneHotInputs(nn.Module):
     """Preprocessing of categories [B, ...] into one-hot vectors, float32 [B, sum of categories].
 

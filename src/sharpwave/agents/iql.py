@@ -2,7 +2,8 @@
 
 Offline, the value of an action that the data lack cannot be trusted. So none is ever computed: V(s) is an expectile of
 Q(s, a) over the data's actions, near their best, and Q is learned from r + gamma V(s'). The policy is cloned from the
-data, each action weighted by exp((Q - V) / temperature).
+data, each action weighted by exp(beta (Q - V)), beta the inverse temperature. Rewards are scaled by the spread of the
+data's returns, so that one beta suits data of any scale.
 
 Source: Kostrikov, Nair and Levine (2021), Offline reinforcement learning with implicit Q-learning.
 """
@@ -16,39 +17,57 @@ from typing import Any, ClassVar
 from sharpwave.agents.bc import BC, BCSettings
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.losses import squared
+from sharpwave.agents.outcomes import EPISODE_RETURN, OutcomeSettings
 from sharpwave.agents.protocol import Learned
-from sharpwave.agents.replay import LEARNING, TransitionsSettings
+from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import setting
 from sharpwave.extras import Tensor, nn, torch
 
-CRITICS = 2
-"""Critics, the lower of which counts: each alone overestimates."""
+
+@dataclass(frozen=True)
+class IQLTransitions(OutcomeSettings):
+    """Settings of the view of implicit Q-learning: transitions, with the returns by which rewards are scaled."""
+
+    OUTCOMES = (EPISODE_RETURN,)
 
 
 @dataclass(frozen=True)
 class IQLSettings(BCSettings):
-    """Settings of implicit Q-learning: those of behaviour cloning, and of the values that weight it."""
+    """Settings of implicit Q-learning; the defaults are those of Kostrikov et al. (2021), appendix B, for MuJoCo."""
 
     kind: ClassVar[str] = "iql"
 
-    replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=64))
+    replay: TransitionsSettings = field(default_factory=lambda: IQLTransitions(batch_size=256))
+
+    hidden_units: int = setting(256, "units of each hidden layer", NETWORK, at_least=1)
+    standardize: bool = setting(
+        True, "vectors of observations: subtract their mean in the data and divide by their deviation", NETWORK
+    )
+    lr: float = setting(3e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
+    likelihood: str = setting(
+        "gaussian", "loss of continuous actions, as of behaviour cloning", LEARNING,
+        choices=("squared", "gaussian", "tanh"),
+    )  # fmt: skip
 
     expectile: float = setting(
-        0.9,
+        0.7,
         "which expectile of the data's actions V is; 0.5: their mean, near 1: their best",
         LEARNING,
         above=0,
         below=1,
     )
-    temperature: float = setting(
+    inverse_temperature: float = setting(
         3.0,
-        "advantage that makes an action e times as heavy in the policy's loss; large: behaviour cloning",
+        "beta: an action is weighted by exp(beta * advantage) in the policy's loss; 0: behaviour cloning",
         LEARNING,
-        above=0,
+        at_least=0,
     )
     max_weight: float = setting(100.0, "largest weight of an action in the policy's loss", LEARNING, above=0)
+    normalize_rewards: bool = setting(
+        True, "scale rewards so that the returns of the data's episodes spread over 1,000", LEARNING
+    )
     target_tau: float = setting(
-        0.01, "share by which each update moves the target critics", LEARNING, above=0, at_most=1
+        0.005, "share by which each update moves the target critics", LEARNING, above=0, at_most=1
     )
 
 
@@ -60,17 +79,23 @@ class IQL(BC):
     def build(self) -> None:
         super().build()
         self.value = self.value_network().to(self.device)
-        self.critics = nn.ModuleList(self.value_network(self.action_size) for _ in range(CRITICS)).to(self.device)
-        self.targets = self.follower("targets", copy.deepcopy(self.critics), self.critics)
+        self.critics: Any = self.critic_network().to(self.device)
+        self.targets: Any = self.follower("targets", copy.deepcopy(self.critics), self.critics)
 
     # network
 
-    def value_network(self, beside: int = 0) -> nn.Module:
-        """Make a fresh network: outputs of ``inputs``, and a vector of ``beside`` numbers -> value [B]."""
+    def value_network(self) -> nn.Module:
+        """Make a fresh network: outputs of ``inputs`` -> value [B]."""
         from sharpwave.agents.actor_networks import ValueNetwork
 
         units = self.settings.hidden_units
-        return ValueNetwork(self.make_torso(units), beside, units)
+        return ValueNetwork(self.make_torso(units), 0, units)
+
+    def critic_network(self) -> nn.Module:
+        """Make two fresh critics: features of their torso, and actions as vectors -> Q [2, B]."""
+        from sharpwave.agents.actor_networks import Critics
+
+        return Critics(self.make_torso(units=0), self.action_size, self.settings.hidden_units)
 
     def trained(self) -> dict[str, nn.Module]:
         return {**super().trained(), "value": self.value, "critics": self.critics}
@@ -78,24 +103,25 @@ class IQL(BC):
     # learn
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Compute the sum of the losses of V, critics and policy, each the weighted mean over items; and the first
-        critic's TD errors, unweighted, float32 [B]."""
-        settings, action = self.settings, self._vectors(batch.action)
+        """Compute the sum of the losses of V, critics and policy, each the weighted mean over items; and the critics'
+        mean TD errors, unweighted, float32 [B]."""
+        settings, action = self.settings, self.vectors(batch.action)
         inputs = self.inputs(batch.obs)
         with torch.no_grad():
-            best = torch.stack([target(inputs, action) for target in self.targets]).amin(dim=0)
-            targets = batch.reward + batch.discount * self.value(self.inputs(batch.next_obs))
+            best = self.targets(self.targets.torso(inputs), action).amin(dim=0)
+            targets = self.rewards(batch.reward) + batch.discount * self.value(self.inputs(batch.next_obs))
         advantage = best - self.value(inputs)
-        weight = (advantage.detach() / settings.temperature).exp().clamp(max=settings.max_weight)
-        errors = [targets - critic(inputs, action) for critic in self.critics]
+        weight = advantage_weight(advantage.detach(), settings.inverse_temperature, settings.max_weight)
+        errors = targets - self.critics(self.critics.torso(inputs), action)
         losses = expectile_loss(advantage, settings.expectile) + weight * self.imitation(inputs, batch)
-        losses = losses + sum(squared(error) for error in errors)
-        return (batch.weights * losses).mean(), errors[0].detach()
+        losses = losses + squared(errors).sum(dim=0)
+        return (batch.weights * losses).mean(), errors.detach().mean(dim=0)
 
-    def _vectors(self, action: Tensor) -> Tensor:
-        """Return actions as critics take them, float32 [B, n]: numbered ones as one-hot vectors."""
+    def vectors(self, action: Tensor) -> Tensor:
+        """Return actions as critics take them, float32 [B, n]: scaled to -1 ... 1 where there are bounds, numbered ones
+        as one-hot vectors."""
         if self.numbered is None:
-            return action.flatten(1).float()
+            return action.flatten(1).float() if self.bounds is None else self.bounds.scaled(action)
         return nn.functional.one_hot(self.numbered.numbers(action), self.numbered.count).float()
 
     def learn(self, batch: Any, step: int) -> Learned:
@@ -116,3 +142,11 @@ def expectile_loss(error: Tensor, expectile: float) -> Tensor:
     Source: Kostrikov, Nair and Levine (2021), Offline reinforcement learning with implicit Q-learning, eq. 4.
     """
     return abs(expectile - (error < 0).to(error.dtype)) * error * error
+
+
+def advantage_weight(advantage: Tensor, inverse_temperature: float, largest: float) -> Tensor:
+    """Compute the weights of actions in the policy's loss: exp(beta A), at most ``largest``. Any shape.
+
+    Source: Kostrikov, Nair and Levine (2021), eq. 7; the bound is that of their code.
+    """
+    return (inverse_temperature * advantage).exp().clamp(max=largest)

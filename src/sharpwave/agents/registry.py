@@ -18,6 +18,7 @@ AGENTS: dict[str, str | type[Agent]] = {
     "a3c": "sharpwave.agents.a2c:A3C",
     "agent57": "sharpwave.agents.agent57:Agent57",
     "bc": "sharpwave.agents.bc:BC",
+    "calql": "sharpwave.agents.calql:CalQL",
     "cql": "sharpwave.agents.cql:CQL",
     "crossq": "sharpwave.agents.crossq:CrossQ",
     "dqn": "sharpwave.agents.dqn:DQN",
@@ -33,6 +34,7 @@ AGENTS: dict[str, str | type[Agent]] = {
     "rainbow": "sharpwave.agents.rainbow:Rainbow",
     "sac": "sharpwave.agents.sac:SAC",
     "td3": "sharpwave.agents.td3:TD3",
+    "td3bc": "sharpwave.agents.td3bc:TD3BC",
     "vdn": "sharpwave.agents.vdn:VDN",
 }
 """Class of each algorithm, or its import path, which is imported on demand."""

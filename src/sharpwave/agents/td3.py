@@ -70,7 +70,18 @@ class TD3(TwinCritics):
             noise = settings.target_noise * torch.randn_like(action)
             action = smoothed(action, noise, settings.target_noise_limit)
             next_q = self.target_critics(self.target_critics.torso(inputs), action)
-            return twin_targets(next_q, 0.0, batch.reward, batch.discount)
+            return twin_targets(next_q, self.target_bonus(action, batch), batch.reward, batch.discount)
+
+    def target_bonus(self, action: Tensor, batch: Any) -> Tensor | float:
+        """Return what is added to the value of the target policy's actions [B, size], float [B]: nothing."""
+        return 0.0
+
+    def policy_loss(self, inputs: Any, batch: Any) -> Tensor:
+        """Compute the policy's loss of each item, float [B]."""
+        with self.autocast():
+            action = self.actor(inputs).tanh()
+            gradient = self.value_gradient(inputs, action, members=1)
+        return dpg_loss(action, gradient)
 
     def learn(self, batch: Any, step: int) -> Learned:
         inputs = self.inputs(batch.obs)
@@ -82,10 +93,7 @@ class TD3(TwinCritics):
         self.updates += 1
         moves = self.updates % self.settings.policy_delay == 0
         if moves:
-            with self.autocast():
-                action = self.actor(inputs).tanh()
-                gradient = self.value_gradient(inputs, action, members=1)
-            loss = loss + dpg_loss(action, gradient).mean()
+            loss = loss + self.policy_loss(inputs, batch).mean()
         self.minimize(loss)
         if moves:
             move_towards(self.target_actor, self.actor, self.settings.target_tau)
