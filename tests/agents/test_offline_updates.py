@@ -9,8 +9,8 @@ import torch
 import sharpwave as sw
 from sharpwave.agents.bc import gaussian_log_prob, squashed_log_prob
 from sharpwave.agents.calql import CalQL, conservative_penalty
+from sharpwave.agents.episode_outcomes import OutcomeSettings, following, returns_to_go
 from sharpwave.agents.iql import IQL, advantage_weight
-from sharpwave.agents.outcomes import OutcomeSettings, following, returns_to_go
 from sharpwave.agents.td3bc import TD3BC, value_and_imitation_loss
 from tests.agents.continuous_oracle import ACTIONS, BATCH, SIZE, UNITS
 from tests.agents.offline_oracle import CalQLOracle, IQLOracle, TD3BCOracle

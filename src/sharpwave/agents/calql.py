@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from sharpwave.agents.episode_outcomes import EPISODE_RETURN, RETURN_TO_GO, MeasuredData, OutcomeSettings
 from sharpwave.agents.learner import move_towards
-from sharpwave.agents.outcomes import EPISODE_RETURN, RETURN_TO_GO, MeasuredData, OutcomeSettings
 from sharpwave.agents.protocol import Learned
 from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, TransitionsSettings
 from sharpwave.agents.sac import LOG_STD, SAC, SACSettings, squash, twin_targets

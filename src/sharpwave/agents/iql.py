@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sharpwave.agents.bc import BC, BCSettings
+from sharpwave.agents.episode_outcomes import EPISODE_RETURN, OutcomeSettings
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.losses import squared
-from sharpwave.agents.outcomes import EPISODE_RETURN, OutcomeSettings
 from sharpwave.agents.protocol import Learned
 from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import setting

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from sharpwave.agents.episode_outcomes import MeasuredData
 from sharpwave.agents.losses import squared
-from sharpwave.agents.outcomes import MeasuredData
 from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings
 from sharpwave.agents.sac import dpg_loss
 from sharpwave.agents.td3 import TD3, TD3Settings
