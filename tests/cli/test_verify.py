@@ -25,6 +25,17 @@ def test_a_sound_store(sharpwave, folder):
     assert before == {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
 
 
+@pytest.mark.parametrize("command", ["verify", "inspect"])
+def test_a_reader_that_has_gone_changes_no_exit_code(folder, command):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        done = subprocess.run(
+            [*COMMAND, command, str(folder)], env=ENVIRONMENT, stdout=closed, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_store_in_use_and_files_that_cannot_be_written(sharpwave, folder):
     with sw.Store.open(folder):
         for path in folder.rglob("*"):

@@ -82,6 +82,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", "mkdocs.yml"]
     built = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert built.returncode == 0, built.stdout + built.stderr
+    assert "update_priorities" in (tmp_path / "site" / "search.json").read_text("utf-8")
     pages = {page.relative_to(tmp_path / "docs").with_suffix(".html") for page in (tmp_path / "docs").rglob("*.md")}
     assert pages <= {page.relative_to(tmp_path / "site") for page in (tmp_path / "site").rglob("*.html")}
     for page in (tmp_path / "site").rglob("*.html"):

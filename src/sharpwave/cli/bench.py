@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpwave.cli.output import check_out
+from sharpwave.cli.output import console as standard_output
 from sharpwave.extras import install
 from sharpwave.training.folder import replay_of
 
@@ -50,8 +51,6 @@ def bench(
     """
     if context.invoked_subcommand:
         return
-    from rich.console import Console
-
     from sharpwave.bench.contenders import installed
     from sharpwave.bench.machine import environment
     from sharpwave.bench.played import record
@@ -93,7 +92,7 @@ def bench(
         why = "interrupted" if results["interrupted"] else "; ".join(results["failed"].values())
         raise ValueError(f"bench: nothing was measured: {why}")
     results["summary"] = summary(results)
-    console = Console()
+    console = standard_output()
     for one in printed(results):
         console.print(one, highlight=False, markup=False)
     if out is not None:
@@ -122,8 +121,6 @@ def ablation(
     held-out episodes with the last weights. Printed are each arm's interquartile mean over runs, its 95 % bootstrap
     interval, and its share of the whole's.
     """
-    from rich.console import Console
-
     from sharpwave.bench import learning_runs as arms
     from sharpwave.envs.gym import known
 
@@ -131,7 +128,7 @@ def ablation(
     for name in env:
         if not known(name):
             raise ValueError(f"--env: got {name!r}, expected a Gymnasium id as MinAtar/Breakout-v1")
-    console = Console()
+    console = standard_output()
     lines = arms.ablate(env, range(first_seed, first_seed + seeds), steps, at_a_time, out, console.print)
     of = env[0] if len(env) == 1 else f"{len(env)} environments, normalized by the best arm's mean"
     found, title = arms.rows(lines), f"IQM score after {steps:,} steps: {of}"

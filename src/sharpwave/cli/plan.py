@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sharpwave.cli.output import console as standard_output
 from sharpwave.cli.output import table
 from sharpwave.escaping import printable
 from sharpwave.showing import byte_text
@@ -136,7 +137,6 @@ def plan(
         plan_data(data, parse_count(capacity), steps)
         return
     import numpy as np
-    from rich.console import Console
 
     shape, count = parse_size(obs, "--obs"), parse_count(capacity)
     try:
@@ -149,7 +149,7 @@ def plan(
         rows.append(measured)
     known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})  # not on Windows
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else 0
-    console = Console()
+    console = standard_output()
     title = f"{count:,} steps, observations of {stack} x {obs} {dtype}"
     planned = table("layout", "bytes a step", "total", "smaller by", title=title)
     for row in rows:
@@ -180,7 +180,6 @@ def plan_data(text: str, count: int, steps: int) -> None:
 
     import numpy as np
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     from sharpwave.data.formats import open_source
@@ -215,7 +214,7 @@ def plan_data(text: str, count: int, steps: int) -> None:
     growing = encoded / max(1, found.steps) + (taken["index"] + taken["samplers"]) / sampled
     of_shared = taken.get("shared_values", 0)
     more_of_shared = (of_shared - half_taken) / max(1, sampled - half)  # a step, once the first half has its values
-    console = Console()
+    console = standard_output()
     fields_table = Table(
         title=f"{all_episodes:,} episodes, {all_steps:,} steps; {sampled:,} steps encoded",
         title_justify="left",

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from sharpwave.cli.output import console as standard_output
 from sharpwave.extras import install
 
 
@@ -51,8 +52,6 @@ def serve(
     An address that other machines can reach needs a shared secret in the environment variable SHARPWAVE_SECRET, the
     same for the clients.
     """
-    from rich.console import Console
-
     from sharpwave.errors import ShardFailedError
     from sharpwave.serve.addresses import Address, Security
     from sharpwave.serve.log_lines import Ending, unhurried
@@ -60,7 +59,7 @@ def serve(
 
     if capacity is None and (disk_limit if disk is not None else ram) is None and not _is_cluster(disk):
         raise typer.BadParameter("give --capacity, or --ram, or --disk with --disk-limit: it would never be full")
-    console, ending = Console(), Ending()
+    console, ending = standard_output(), Ending()
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, ending.ask)
     limits = {
@@ -116,15 +115,13 @@ def actors(
     Addresses that other machines can reach need a shared secret in the environment variable SHARPWAVE_SECRET, the same
     for the learner, the shards and all nodes.
     """
-    from rich.console import Console
-
     from sharpwave.serve.supervisor import ProcessDiedError
     from sharpwave.training.actors.node import Node
 
     over = threading.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda number, frame: over.set())
-    console = Console()
+    console = standard_output()
     try:
         Node(
             hub,

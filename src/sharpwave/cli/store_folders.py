@@ -13,6 +13,7 @@ import typer
 
 from sharpwave.cli.episode_pictures import image_field, write_picture
 from sharpwave.cli.output import STORE_PATH, bytes_bar, check_out, table
+from sharpwave.cli.output import console as standard_output
 from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped, quoted
 from sharpwave.json_values import decode, encode
@@ -215,10 +216,9 @@ def describe(found: Survey) -> dict[str, Any]:
 
 def show(found: Survey) -> None:
     """Print a survey of the store for people."""
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console()
+    console = standard_output()
     told = describe(found)
     sizes = told["bytes"]
     spec = found.described.spec
@@ -376,12 +376,10 @@ def verify(path: STORE_PATH) -> None:
 
     Exits with 0 if everything is intact, 1 if anything is damaged, 2 if there is no store.
     """
-    from rich.console import Console
-
     from sharpwave.offline.folder_check import check
     from sharpwave.persistence.checkpoint_file import folder_of
 
-    console, path = Console(), replay_of(path)
+    console, path = standard_output(), replay_of(path)
     try:
         with folder_of(path) as folder, bytes_bar("verifying") as progress:
             found = check(folder, progress)

@@ -513,8 +513,7 @@ class StepLog:
         Args:
             final: [1, *shape] by field, the true final observation. ``None``: the known successor; without one, the
                 last step cannot be learned from and is dropped: its observation becomes the final observation of the
-                step
-                    before.
+                step before.
         """
         opened, index, slot = self.opened, self.index, int(self.opened.slots[lane])
         self.inventory.changes += 1

@@ -112,8 +112,7 @@ class ActorExperience(Experience):
     """Source of steps from ``recipe.actors.count`` actor processes. A step counts once it is in the store.
 
     Episodes continue across checkpoints; steps that actors have not sent yet are not part of a checkpoint, and runs
-    with
-    actors do not repeat exactly.
+    with actors do not repeat exactly.
 
     Args:
         progress: the run's progress, read only.

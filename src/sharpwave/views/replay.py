@@ -138,14 +138,12 @@ class Replay(Generic[B]):
 
         Raises:
             EmptyError: no step can be sampled yet, or ``max_times_sampled`` leaves too few for the whole batch; then
-            nothing
-                was drawn.
+                nothing was drawn.
             LimiterTimeoutError: the limiter did not admit it in time, or steps were too few all that time.
             ValueError: ``batch_size``, ``beta`` or ``timeout`` out of range, or the limiter can never admit it.
             DamagedError: no readable segment is left.
             MemoryError: ``ram`` has no room for the batch beside the batches in use, or for a segment; no step is
-            evicted
-                for a batch.
+                evicted for a batch.
         """
         if type(batch_size) is not int or not 1 <= batch_size <= MAX_BATCH_SIZE:
             check_batch_size(batch_size)
@@ -264,8 +262,7 @@ class Replay(Generic[B]):
         Raises:
             TypeError: ``td_error`` is masked.
             ValueError: shapes differ, a value is no real number, NaN or beyond float32, or ``batch.ids`` (or slices,
-            copies,
-                selections of them) belong to another store, or to a view of other items; then nothing changed.
+                copies, selections of them) belong to another store, or to a view of other items; then nothing changed.
         """
         checked = checked_ids("update_priorities", ids, self.source.tag)
         errors = checked_errors(td_error, checked.shape + self.view.error_shape)
