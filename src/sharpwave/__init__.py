@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from sharpwave.serve.cluster import Cluster, connect
     from sharpwave.serve.link import ShardLostError
     from sharpwave.serve.store_server import StoreServer
+    from sharpwave.training.front import train
+    from sharpwave.training.results import TrainingRun
 
 __version__ = "0.1.0"
 
@@ -45,10 +47,12 @@ LATER = {
     "Cluster": "sharpwave.serve.cluster",
     "ShardLostError": "sharpwave.serve.link",
     "StoreServer": "sharpwave.serve.store_server",
+    "TrainingRun": "sharpwave.training.results",
     "agents": "",
     "connect": "sharpwave.serve.cluster",
     "load": "sharpwave.loading",
     "loading": "",
+    "train": "sharpwave.training.front",
 }
 """Names that are imported when they are first used, as most programs need none of them: the module that has each; "":
 it is a module itself."""
@@ -100,6 +104,7 @@ __all__ = [
     "Store",
     "StoreInUseError",
     "StoreServer",
+    "TrainingRun",
     "Transitions",
     "Uniform",
     "UnknownCodecError",
@@ -107,4 +112,5 @@ __all__ = [
     "connect",
     "load",
     "step_spec",
+    "train",
 ]

@@ -19,6 +19,9 @@ KIND = "kind"
 KINDS = "kinds"
 """Metadata key of a field whose settings have one of several classes: a function, ``kind`` -> class."""
 
+IN_MEMORY = "in memory"
+"""Metadata key of a field that is no setting: an object of this process, which no table and no option has."""
+
 
 def setting(
     default: Any,
@@ -129,6 +132,10 @@ def _unmet(field: dataclasses.Field[Any], value: Any) -> str:
     return " and ".join(f"{word} {bound:g}" for word, bound in said.items() if bound is not None)
 
 
+def _settings(settings: Any) -> list[dataclasses.Field[Any]]:
+    return [field for field in dataclasses.fields(settings) if IN_MEMORY not in field.metadata]
+
+
 @dataclass(frozen=True)
 class Leaf:
     """Single setting within nested settings.
@@ -163,7 +170,7 @@ class Leaf:
 def leaves(settings: Any, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """Yield every single setting, in the order of declaration."""
     hints = get_type_hints(type(settings))
-    for field in dataclasses.fields(settings):
+    for field in _settings(settings):
         value = getattr(settings, field.name)
         if dataclasses.is_dataclass(value):
             yield from leaves(value, (*path, field.name))
@@ -180,24 +187,24 @@ def leaf(settings: Any, key: str) -> Leaf:
     found = {one.key: one for one in leaves(settings)}
     if key in found:
         return found[key]
-    close = _close(key, list(found.values()))
+    close = [one.key for one in alike(key, list(found.values()))]
     hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(found)}"
     raise ValueError(f"unknown setting {key!r}; {hint}")
 
 
-def _close(key: str, known: list[Leaf]) -> list[str]:
-    """Return at most three keys that ``key`` may mean, otherwise the most similar ones.
+def alike(key: str, known: list[Leaf]) -> list[Leaf]:
+    """Return at most three settings that ``key`` may mean, otherwise the most similar ones.
 
     Matches are by last name, by option, or by the first words of the help ("learning rate of Adam": learning_rate).
     """
     asked = key.rpartition(".")[2].replace("-", "_").lower()
-    aliases: dict[str, list[str]] = {}
+    aliases: dict[str, list[Leaf]] = {}
     for one in known:
         help = "_".join(one.field.metadata.get("help", "").lower().split()[:2])
         for alias in dict.fromkeys((one.path[-1], one.name, help, one.key)):
-            aliases.setdefault(alias, []).append(one.key)
-    alike = [asked] if asked in aliases else difflib.get_close_matches(asked, aliases, n=3, cutoff=0.6)
-    return list(dict.fromkeys(name for alias in alike for name in aliases[alias]))[:3]
+            aliases.setdefault(alias, []).append(one)
+    close = [asked] if asked in aliases else difflib.get_close_matches(asked, aliases, n=3, cutoff=0.6)
+    return list({one.key: one for alias in close for one in aliases[alias]}.values())[:3]
 
 
 def changed(settings: Settings, changes: Mapping[tuple[str, ...], Any]) -> Settings:
@@ -241,7 +248,7 @@ def parsed(leaf: Leaf, text: str) -> Any:
 def to_table(settings: Any) -> dict[str, Any]:
     """Return settings as nested plain values for JSON."""
     named = {KIND: settings.kind} if hasattr(type(settings), KIND) else {}
-    values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    values = {field.name: getattr(settings, field.name) for field in _settings(settings)}
     return named | {
         name: to_table(value) if dataclasses.is_dataclass(value) else value for name, value in values.items()
     }
@@ -255,11 +262,11 @@ def from_table(base: Settings, table: Any, path: str = "") -> Settings:
     """
     if not isinstance(table, Mapping):
         raise ValueError(f"setting {path}: got {_shown(table)}, expected a table of settings")
-    fields = {field.name: field for field in dataclasses.fields(base)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in _settings(base)}
     unknown = [f"{path}.{name}".lstrip(".") for name in table if name not in fields and name != KIND]
     if unknown:
         within = tuple(path.split(".")) if path else ()
-        close = [key for name in unknown for key in _close(str(name), list(leaves(base, within)))]
+        close = [one.key for name in unknown for one in alike(str(name), list(leaves(base, within)))]
         meant = f" (did you mean {' or '.join(close)}?)" if close else ""
         known = ", ".join(f"{path}.{name}".lstrip(".") for name in fields)
         raise ValueError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,13 @@ else:
 
     torch, nn, Tensor = _Lazy("torch"), _Lazy("torch.nn"), Any
 
-__all__ = ["Tensor", "install", "nn", "torch"]
+__all__ = ["Tensor", "imported", "install", "nn", "torch"]
+
+
+def imported(path: str) -> Any:
+    """Import what a path names: "module:function"."""
+    module, _, name = path.partition(":")
+    return reduce(getattr, name.split("."), import_module(module))
 
 
 def install(extra: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -355,21 +356,23 @@ def check_actor_callbacks(callbacks: Sequence[MakeActorCallback], actors: int) -
                 f"actor_callbacks: got {make!r}, expected a class or a function that makes a callback: every process "
                 "that steps environments makes its own"
             )
-        if not actors:
-            continue
-        try:
-            pickled = bytes(ForkingPickler.dumps(make))
-        except Exception as error:  # objects may refuse by any error
-            raise _cannot_be_sent(make, error) from error
-        if b"__main__" in pickled and not hasattr(sys.modules["__main__"], "__file__"):
-            raise _cannot_be_sent(make, "actors cannot import what a notebook or an interactive session defines")
+        if actors:
+            check_sendable("actor_callbacks", make)
 
 
-def _cannot_be_sent(make: MakeActorCallback, reason: object) -> ValueError:
-    return ValueError(
-        f"actor_callbacks: {make!r} cannot be sent to actor processes: {reason}; expected a class or function "
+def check_sendable(what: str, make: Any) -> None:
+    """Check that processes that are spawned can be given a class or a function.  Raises: ValueError."""
+    reason: object = "actors cannot import what a notebook or an interactive session defines"
+    try:
+        pickled = bytes(ForkingPickler.dumps(make))
+        if b"__main__" not in pickled or hasattr(sys.modules["__main__"], "__file__"):
+            return
+    except Exception as error:  # objects may refuse by any error
+        reason = error
+    raise ValueError(
+        f"{what}: {make!r} cannot be sent to actor processes: {reason}; expected a class or function "
         "defined at the top level of a module, or functools.partial of one"
-    )
+    ) from (reason if isinstance(reason, Exception) else None)
 
 
 class ActorHooks:
@@ -442,11 +445,15 @@ class ActorHooks:
 def caught_signals() -> Iterator[Callable[[], str | None]]:
     """Catch SIGINT, SIGTERM and SIGHUP instead of ending the process; a second SIGINT raises KeyboardInterrupt.
 
-    A SIGHUP that is already ignored, as under nohup, stays ignored.
+    A SIGHUP that is already ignored, as under nohup, stays ignored. Python handles signals in its main thread only:
+    in another one, nothing is caught.
 
     Yields:
         a function that returns which signal interrupted the run; None: none did.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
     came: list[str] = []
 
     def note(number: int, _: FrameType | None) -> None:

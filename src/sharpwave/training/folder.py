@@ -27,7 +27,7 @@ from sharpwave.native import descriptors
 from sharpwave.native.directory import Directory
 from sharpwave.offline.scan import is_store
 from sharpwave.training.atomic_files import read_regular, sealed_json, write_bytes
-from sharpwave.training.recipes.recipe import Recipe, resumable
+from sharpwave.training.recipes.recipe import OwnEnvironment, Recipe, resumable
 
 CONFIG, METRICS, SUMMARY, CURVE, LOCK = "config.json", "metrics.jsonl", "summary.json", "curve.png", "lock"
 BEST, LAST = "best.safetensors", "last.safetensors"
@@ -215,10 +215,12 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
 
 def check_imports(path: Path | str, recipe: Recipe) -> None:
     """Check that the environment of a recipe from a file imports no module.  Raises: ValueError."""
-    module, colon, _ = recipe.env.name.partition(":")  # gymnasium imports the module before a colon
+    env = recipe.env
+    named = env.factory if isinstance(env, OwnEnvironment) else env.name
+    module, colon, _ = named.partition(":")  # gymnasium imports the module before a colon
     if colon:
         raise ValueError(
-            f"{str(path)!r}: its environment {recipe.env.name!r} would import the module {module!r} and run its code; "
+            f"{str(path)!r}: its environment {named!r} would import the module {module!r} and run its code; "
             "nothing was imported. If you trust that module, repeat the command with --trust"
         )
 

@@ -201,7 +201,7 @@ class Display(Callback):
         self._line_seconds = line_seconds
         self._last_line = float("-inf")
         self._live: Live | None = None
-        if console.is_terminal:
+        if console.is_terminal and not console.quiet:
             self._live = Live(Panel("waiting for the first report ..."), console=console, refresh_per_second=4)
             self._live.start()
 

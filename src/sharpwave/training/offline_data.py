@@ -33,7 +33,14 @@ from sharpwave.offline.recorded import RecordedEpisodes, best_of
 from sharpwave.offline.scan import describe
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, opened
 from sharpwave.training.folder import CONFIG, REPLAY, checkpoints
-from sharpwave.training.recipes.recipe import Atari, Gymnasium, Recipe, environment_settings
+from sharpwave.training.recipes.recipe import (
+    Atari,
+    Environment,
+    Gymnasium,
+    OwnEnvironment,
+    Recipe,
+    environment_settings,
+)
 
 KEY = "environment"
 """Annotation of a recording's store: the settings of its environment."""
@@ -48,7 +55,7 @@ def with_environment(recipe: Recipe) -> Recipe:
     Raises:
         ValueError: there are no such data, or they do not say which environment they are of.
     """
-    if not recipe.offline:
+    if not recipe.offline or isinstance(recipe.env, OwnEnvironment):
         return recipe
     source = recipe.agent.data
     if not source:
@@ -98,10 +105,10 @@ def _annotated(folder: Path) -> Atari | Gymnasium | None:
     """Return the environment of a store's annotation; None: it has none.  Raises: OSError, DamagedError."""
     said: Any = describe(folder).annotations.store.get(KEY)
     try:
-        found: Atari | Gymnasium = from_table(environment_settings(said["kind"])(), said)
+        found: Environment = from_table(environment_settings(said["kind"])(), said)
     except (ValueError, TypeError, KeyError):  # none, of another release, or a user's own annotation
         return None
-    return found
+    return None if isinstance(found, OwnEnvironment) else found  # which no file describes
 
 
 def store_path(source: str) -> Path | None:
@@ -200,12 +207,12 @@ def learned_from(store: sw.Store | sw.Cluster, view: Any) -> dict[str, Any] | No
     return said if isinstance(said, dict) else None
 
 
-def about(env: Atari | Gymnasium) -> dict[str, Any]:
+def about(env: Environment) -> dict[str, Any]:
     """Return the annotations of a recording made in ``env``."""
     return {KEY: to_table(env)}
 
 
-def options(env: Atari | Gymnasium) -> dict[str, str]:
+def options(env: Environment) -> dict[str, str]:
     """Return the settings of ``env`` as on the command line, by name: "--env pong", "--no-clip-rewards"."""
     said = {}
     for leaf in leaves(env):
@@ -216,7 +223,7 @@ def options(env: Atari | Gymnasium) -> dict[str, str]:
     return said
 
 
-def check_recorded(folder: Path, env: Atari | Gymnasium) -> None:
+def check_recorded(folder: Path, env: Environment) -> None:
     """Check that demonstrations were recorded in an environment whose steps mean the same as those of ``env``.
 
     Stores that do not say where they were recorded pass.
@@ -243,7 +250,7 @@ def check_recorded(folder: Path, env: Atari | Gymnasium) -> None:
         )
 
 
-def _action_names(env: Atari | Gymnasium) -> tuple[str, ...] | None:
+def _action_names(env: Environment) -> tuple[str, ...] | None:
     """Return the names of an Atari agent's actions in order; None: its game lacks one of them."""
     try:
         with closing(env.make(1)) as made:
@@ -253,6 +260,6 @@ def _action_names(env: Atari | Gymnasium) -> tuple[str, ...] | None:
         return None
 
 
-def _meaning(env: Atari | Gymnasium) -> dict[str, Any]:
+def _meaning(env: Environment) -> dict[str, Any]:
     """Return the settings of ``env`` without differences in spelling: "noop, fire" is "NOOP,FIRE"."""
     return vars(env) | (vars(env.parsed()) if isinstance(env, Atari) else {})

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import io
 import math
+import tempfile
+import weakref
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import sharpwave as sw
 from sharpwave.configuration import leaves
 from sharpwave.escaping import printable
 from sharpwave.showing import byte_text, duration_text, line_chart, number_text, step_bytes_text, table, titled
 from sharpwave.training.atomic_files import write_bytes
-from sharpwave.training.folder import CURVE, METRICS, Config, as_number, read_config, read_metrics, read_summary
+from sharpwave.training.folder import (
+    CURVE,
+    METRICS,
+    Config,
+    as_number,
+    read_config,
+    read_metrics,
+    read_summary,
+    saved_memory,
+)
+from sharpwave.training.metrics_table import MetricsTable
 from sharpwave.training.recipes import default_recipe, load_recipe
+from sharpwave.training.recipes.recipe import resumable
 
 
 class TrainingRun(NamedTuple):
     """Run that has ended, or that was opened from its folder; a notebook shows its score, curve and settings.
+
+    ``folder, summary = run`` unpacks it.
 
     Attributes:
         folder: the run's folder.
@@ -43,6 +60,61 @@ class TrainingRun(NamedTuple):
             about = {"recipe": config.name, "env": config.recipe.env.name, "seed": config.recipe.training.seed}
             summary = about | (reports[-1] if reports else {})
         return cls(folder, summary)
+
+    @property
+    def metrics(self) -> MetricsTable:
+        """Events of metrics.jsonl: ``run.metrics.of("episode")["reward"]``, ``run.metrics.to_pandas()``."""
+        return MetricsTable(read_metrics(self.folder / METRICS))
+
+    @property
+    def store(self) -> sw.Store:
+        """Replay memory of the newest checkpoint, read anew at each access; the run's own files are not changed.
+
+        Of a run with its memory on disk the files are linked into a temporary folder beside the run's.
+
+        Raises:
+            ValueError: no checkpoint has one: ``save_replay=False``, or other processes keep it.
+        """
+        saved = saved_memory(self.folder)
+        if saved is None:
+            raise ValueError(
+                f"run {str(self.folder)!r} has no checkpoint with its replay memory; runs with save_replay=False, or "
+                "with connect= or ray=, have none"
+            )
+        if not _config(self.folder).recipe.replay.disk_limit:
+            return sw.Store.open(saved)
+        beside = tempfile.TemporaryDirectory(prefix=f".{self.folder.name}-", dir=self.folder.absolute().parent)
+        store = sw.Store.open(saved, disk=Path(beside.name) / "store")
+        weakref.finalize(store, beside.cleanup)
+        return store
+
+    def resume(
+        self, *, env: Any = None, trust: bool = False, callbacks: Any = (), actor_callbacks: Any = (),
+        progress: bool = True, **changes: Any,
+    ) -> TrainingRun:  # fmt: skip
+        """Continue the run in its folder from its newest checkpoint; without actors it repeats exactly.
+
+        Args:
+            env: the environment again, if the run was given an object or a function.
+            trust: allow importing the module that the environment's name refers to.
+            callbacks, actor_callbacks, progress: as for ``sharpwave.train``.
+            changes: new values of settings: ``steps=200_000``; as for ``sharpwave train --resume``.
+        Raises:
+            ValueError: there is no checkpoint, the run is in use, or a setting cannot be changed.
+            OSError, ProcessDiedError, CallbackError, NotSavedError: as ``sharpwave.train``.
+        """
+        from rich.console import Console
+
+        unknown = sorted(set(changes) - set(resumable()))
+        if unknown:
+            raise ValueError(
+                f"{unknown[0]} cannot be changed in a run that is resumed, expected some of {', '.join(resumable())}"
+            )
+        resumed: TrainingRun = import_module("sharpwave.training.run").resume(  # it makes runs, so it imports this
+            self.folder, changes, Console(quiet=not progress), env=env, trust=trust, callbacks=callbacks,
+            actor_callbacks=actor_callbacks,
+        )  # fmt: skip
+        return resumed
 
     @property
     def changes(self) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from sharpwave.training.experience import ActorExperience, LocalExperience, NoEx
 from sharpwave.training.logs import Display, JsonLines, TensorBoard, WeightsAndBiases, check_tracking
 from sharpwave.training.loop import train
 from sharpwave.training.offline_data import learned_from, with_environment
+from sharpwave.training.own_environments import check_given, given_again
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.results import TrainingRun, draw_curve, origin_text
@@ -98,6 +99,7 @@ def resume(
     changes: dict[str, Any],
     console: Console | None = None,
     *,
+    env: Any = None,
     trust: bool = False,
     callbacks: Sequence[Callback] = (),
     actor_callbacks: Sequence[MakeActorCallback] = (),
@@ -108,6 +110,7 @@ def resume(
 
     Args:
         changes: new values of settings of ``resumable``, by option name.
+        env: the environment of a run that was given an object or a function, again.
         trust: allow importing the module that the environment's name refers to.
         console, callbacks, actor_callbacks: as for ``run``; a run does not save them.
     Returns:
@@ -122,6 +125,8 @@ def resume(
     config = files.read_config(folder, trust=trust)
     with files.locked(folder):
         recipe = config.recipe.override(**changes)
+        if env is not None:
+            recipe = given_again(recipe, env)
         config = config._replace(recipe=recipe)
         with _parts(recipe, callbacks, actor_callbacks, console) as parts:
             saved = _newest_whole(folder, config, parts)
@@ -261,6 +266,7 @@ def _parts(
             "machine, and all actors are on others; leave one of the two out"
         )
     check_own_parts(recipe)
+    check_given(recipe)
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))
         only_spaces = bool(recipe.actors.count) or recipe.offline

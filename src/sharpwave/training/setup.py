@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +21,7 @@ from sharpwave.agents import architectures, registry
 from sharpwave.agents.demonstrations import DEMONSTRATIONS, BlendedSettings
 from sharpwave.agents.protocol import Agent, Spaces
 from sharpwave.configuration import leaves
+from sharpwave.extras import imported
 from sharpwave.observations import stacking
 from sharpwave.serve.wire import MAX_BODY_BYTES
 from sharpwave.training.offline_data import about, check_recorded, read_data
@@ -30,7 +29,7 @@ from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.views.gather import THREADS
 
 Env = VectorEnv[Any, Any, Any]
-Memory = sw.Store | sw.Cluster
+Memory: TypeAlias = "sw.Store | sw.Cluster"
 
 
 @contextmanager
@@ -194,7 +193,7 @@ class OwnParts(NamedTuple):
         for kind, path in self.agents.items():
             registry.AGENTS[kind] = path
         for name, path in self.image_models.items():
-            architectures.register_image_model(name, _imported(path))
+            architectures.register_image_model(name, imported(path))
 
 
 def own_parts(recipe: Recipe) -> OwnParts:
@@ -215,6 +214,15 @@ def check_own_parts(recipe: Recipe) -> None:
         own_parts(recipe)
 
 
+def import_path(part: Any) -> str:
+    """Return the import path of a class or a function; "": processes of other programs cannot import it."""
+    try:
+        path = _path(part, "")
+    except ValueError:
+        return ""
+    return "" if path.startswith("__main__:") else path
+
+
 def _path(part: Any, what: str) -> str:
     """Return a class's import path.  Raises: ValueError: another process would not find it there."""
     module, name = getattr(part, "__module__", None), getattr(part, "__qualname__", None)
@@ -224,7 +232,7 @@ def _path(part: Any, what: str) -> str:
     elif module and name:
         reason = f"{name} is not found at the top level of module {module}"
         with contextlib.suppress(ImportError, AttributeError):
-            if _imported(f"{module}:{name}") is part:
+            if imported(f"{module}:{name}") is part:
                 reason = _lost(module)
         if not reason:
             return f"{module}:{name}"
@@ -252,8 +260,3 @@ def _lost(name: str) -> str:
     if here and there and os.path.realpath(here) != os.path.realpath(there):
         return f"module {name} was loaded from {here}, and by that name they would import {there}"
     return ""
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return functools.reduce(getattr, name.split("."), importlib.import_module(module))

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sharpwave.agents.registry import agent_settings
 from sharpwave.agents.replay import OfflineSettings
 from sharpwave.configuration import (
+    IN_MEMORY,
     KINDS,
     Checked,
+    alike,
     changed,
     check,
     checked,
@@ -22,6 +24,7 @@ from sharpwave.configuration import (
     setting,
     to_table,
 )
+from sharpwave.extras import imported
 from sharpwave.serve.ray_cluster import is_ray
 
 if TYPE_CHECKING:
@@ -128,10 +131,53 @@ class Gymnasium(Checked):
         return make_env(self.name, lanes, render=render, stack=self.stack, action_masks=self.action_masks)
 
 
-ENVIRONMENTS = {settings.kind: settings for settings in (Atari, Gymnasium)}
+@dataclass(frozen=True)
+class OwnEnvironment(Checked):
+    """Settings of an environment that a program gives: an object, or a function that makes one.
+
+    Attributes:
+        given: a ``sharpwave.envs.given.Given``, of the object or function; ``None`` where the settings were read from
+            a file, which has an import path at most.
+    """
+
+    kind: ClassVar[str] = "own"
+    max_seed: ClassVar[int] = Atari.max_seed
+
+    name: str = setting("", "name of the environment", ENV, flag="--env")
+    num_envs: int = setting(1, "environments stepped together", ENV, at_least=1, at_most=MAX_ENVIRONMENTS)
+    stack: int = setting(1, "newest observations that the agent sees together", ENV, at_least=1, at_most=MAX_STACK)
+    action_masks: bool = setting(
+        True, "make and learn from legal actions only, where the environment says which are (Discrete ones)", ENV
+    )
+    factory: str = setting("", "function that makes the environment, module:function; empty: none", ENV)
+    given: Any = field(default=None, compare=False, repr=False, metadata={IN_MEMORY: True})
+
+    def make(self, num_envs: int | None = None, *, render: bool = False) -> VectorEnv[Any, Any, Any]:
+        """Make ``num_envs`` environments; None: return the given vector, or as many as the settings say.
+
+        A function of whole vectors decides by itself how many it makes, and a vector has copies of its own size.
+
+        Raises:
+            ValueError: the environment is not at hand, cannot be copied, or makes no pictures to render.
+        """
+        from sharpwave.envs.given import Given
+
+        given: Given | None = self.given
+        if given is None and self.factory:
+            given = Given(imported(self.factory))
+        if given is None:
+            raise ValueError(
+                f"env: {self.name!r} was an object of the program that began the run; give it again, as "
+                "TrainingRun.open(folder).resume(env=...)"
+            )
+        return given.make(self.num_envs, num_envs, self.stack, self.action_masks, render=render)
 
 
-def environment_settings(kind: str) -> type[Atari | Gymnasium]:
+ENVIRONMENTS = {settings.kind: settings for settings in (Atari, Gymnasium, OwnEnvironment)}
+Environment = Atari | Gymnasium | OwnEnvironment
+
+
+def environment_settings(kind: str) -> type[Environment]:
     """Return the settings class of a kind of environments.  Raises: ValueError: an unknown kind."""
     if kind not in ENVIRONMENTS:
         raise ValueError(f"env: got kind {kind!r}, expected one of {', '.join(ENVIRONMENTS)}")
@@ -343,7 +389,7 @@ class Recipe:
         agent: settings of a registered algorithm, such as ``DQN.Settings(...)``.
     """
 
-    env: Atari | Gymnasium = field(default_factory=Atari, metadata={KINDS: environment_settings})
+    env: Environment = field(default_factory=Atari, metadata={KINDS: environment_settings})
     agent: Any = field(default_factory=lambda: agent_settings("dqn")(), metadata={KINDS: agent_settings})
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     training: TrainingSettings = field(default_factory=TrainingSettings)
@@ -424,7 +470,9 @@ class Recipe:
         known = {leaf.name: leaf for leaf in leaves(self)}
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise ValueError(f"unknown settings {', '.join(unknown)}, expected some of {', '.join(known)}")
+            close = {one.name: None for name in unknown for one in alike(name, list(known.values()))}
+            meant = f" (did you mean {' or '.join(close)}?)" if close else ""
+            raise ValueError(f"unknown settings {', '.join(unknown)}{meant}, expected some of {', '.join(known)}")
         return {known[name].path: checked(name, known[name].hint, value) for name, value in values.items()}
 
     def to_table(self) -> dict[str, Any]:

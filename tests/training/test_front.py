@@ -1,0 +1,333 @@
+"""``sharpwave.train``: the same runs as the command line's, and environments of every kind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+from safetensors.numpy import load_file
+
+import sharpwave as sw
+from sharpwave.envs.given import Given, GivenVector
+from sharpwave.training.recipes import load_recipe
+
+SHORT: dict[str, Any] = {"steps": 400, "warmup_steps": 100, "threads": 1, "progress": False}
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())["settings"]
+    return found
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    return {name: one.tolist() for name, one in load_file(folder / "last.safetensors").items()}
+
+
+def make_cartpole() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+def make_pong(num_envs: int) -> AtariVectorEnv:
+    return AtariVectorEnv("pong", num_envs, img_height=42, img_width=42, autoreset_mode=AutoresetMode.NEXT_STEP)
+
+
+def cartpoles(mode: AutoresetMode, kind: str = "sync", lanes: int = 3) -> Any:
+    return gymnasium.make_vec("CartPole-v1", lanes, vectorization_mode=kind, vector_kwargs={"autoreset_mode": mode})
+
+
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ({"env": "CartPole-v1", "agent": "dqn", "batch_size": 16}, ["dqn", "--batch-size", "16"]),
+        ({"env": "CartPole-v1", "recipe": "cartpole"}, ["cartpole"]),
+        ({"env": "Pendulum-v1", "agent": sw.agents.SAC}, ["sac", "--env", "Pendulum-v1"]),
+    ],
+)
+def test_the_command_line_makes_the_same_run(given: dict[str, Any], arguments: list[str], tmp_path: Path) -> None:
+    run = sw.train(**given, **SHORT | {"steps": 160}, seed=3, out=tmp_path / "called")
+    options = ["--steps", "160", "--warmup-steps", "100", "--threads", "1", "--seed", "3", "--out", "typed"]
+    command = [sys.executable, "-m", "sharpwave.cli", "train", *arguments, *options]
+    subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, timeout=120)
+    assert settings(run.folder) == settings(tmp_path / "typed")
+    assert weights(run.folder) == weights(tmp_path / "typed")
+    assert sorted(path.name for path in run.folder.iterdir()) == sorted(
+        path.name for path in (tmp_path / "typed").iterdir()
+    )
+
+
+def test_settings_of_an_algorithm_are_its_settings_in_the_run(tmp_path: Path) -> None:
+    chosen = sw.agents.DQN.Settings(lr=1e-3, hidden_units=32)
+    run = sw.train("CartPole-v1", chosen, **SHORT, out=tmp_path / "run", n_step=3)
+    said = settings(run.folder)["agent"]
+    assert (said["lr"], said["hidden_units"], said["replay"]["n_step"]) == (1e-3, 32, 3)
+    assert run.summary["updates"] > 0
+
+
+def test_without_an_agent_the_recipe_decides() -> None:
+    from sharpwave.training.front import chosen_recipe
+
+    assert chosen_recipe("CartPole-v1", None, None, {}) == ("gymnasium", load_recipe("gymnasium"))
+    name, pong = chosen_recipe("pong", None, None, {})
+    assert (name, pong) == ("atari", load_recipe("atari").override(env="pong"))
+    name, rainbow = chosen_recipe("pong", "rainbow", None, {})
+    assert rainbow == load_recipe("rainbow").override(env="pong")
+    assert chosen_recipe("CartPole-v1", "rainbow", None, {})[1].agent == sw.agents.Rainbow.Settings()
+
+
+class Walk(gymnasium.Env[Any, Any]):
+    """Walk from 0 to 5; the observation is the place, and the step of the episode."""
+
+    observation_space = Box(0, 100, (2,), np.float32)
+    action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.place, self.steps = 0, 0
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.place, self.steps = self.place + 1 + int(action), self.steps + 1
+        return self._seen(), float(action), self.place >= 5, False, {}
+
+    def _seen(self) -> Any:
+        return np.array([self.place, self.steps], np.float32)
+
+
+class Closing(gymnasium.Wrapper[Any, Any, Any, Any], gymnasium.utils.RecordConstructorArgs):
+    def __init__(self, env: Any) -> None:
+        gymnasium.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        self.resets, self.closed = 0, False
+
+    def reset(self, **options: Any) -> Any:
+        self.resets += 1
+        return super().reset(**options)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Vector:
+    """Vector by hand, which is no Gymnasium class: of walks that are reset by hand."""
+
+    single_observation_space, single_action_space = Walk.observation_space, Walk.action_space
+    metadata: ClassVar = {"autoreset_mode": "Disabled"}
+
+    def __init__(self, num_envs: int, *, masks: bool = True) -> None:
+        self.num_envs, self._masks = num_envs, masks
+        self._walks = [Walk() for _ in range(num_envs)]
+        self._obs = np.zeros((num_envs, 2), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        mask = (options or {}).get("reset_mask") if self._masks else None
+        for lane in range(self.num_envs):
+            if mask is None or mask[lane]:
+                self._obs[lane] = self._walks[lane].reset()[0]
+        return self._obs, {}
+
+    def step(self, actions: Any) -> Any:
+        results = [walk.step(action) for walk, action in zip(self._walks, actions, strict=True)]
+        self._obs[:] = [result[0] for result in results]
+        ended = np.array([result[2] for result in results])
+        return self._obs, np.array([result[1] for result in results]), ended, np.zeros_like(ended), {}
+
+    def close(self) -> None:
+        raise AssertionError("it is its owner's")
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_vectors_of_all_modes_give_the_same_steps(mode: AutoresetMode) -> None:
+    """As a vector that resets in the same step."""
+    usual, given = cartpoles(AutoresetMode.SAME_STEP), GivenVector(cartpoles(mode))
+    actions = np.random.default_rng(0).integers(0, 2, (200, 3))
+    (obs, _), (same, _) = usual.reset(seed=5), given.reset(seed=5)
+    np.testing.assert_array_equal(obs, same)
+    ends = 0
+    for action in actions:
+        obs, reward, terminated, truncated, infos = usual.step(action)
+        mine = given.step(action)
+        ended = terminated | truncated
+        for one, other in zip((obs, reward, terminated, truncated), mine[:4], strict=True):
+            np.testing.assert_array_equal(one, other)
+        for lane in np.flatnonzero(ended):
+            np.testing.assert_array_equal(infos["final_obs"][lane], mine[4]["final_obs"][lane])
+        ends += int(ended.sum())
+    assert ends > 10
+
+
+def test_a_vector_made_by_hand(tmp_path: Path) -> None:
+    run = sw.train(Vector(2), **SHORT, out=tmp_path / "run")
+    assert run.summary["episodes"] > 60 and run.summary["held_out"] is None
+    with run.store as store:
+        ended = [episode for episode in store.episodes() if episode.whole and episode.ended == "terminated"]
+        assert len(ended) > 60
+        for episode in ended:
+            places = episode.obs[:, 0]
+            assert places[0] == 0 and places[-2] < 5 <= places[-1]
+            assert np.diff(places).tolist() == (1 + episode.action).tolist()
+
+
+def test_a_vector_that_resets_all_lanes_together_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot reset one of them alone"):
+        sw.train(Vector(2, masks=False), **SHORT, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_environment_is_trained_in_and_stays_open(tmp_path: Path) -> None:
+    env = Closing(make_cartpole())
+    run = sw.train(env, **SHORT | {"steps": 900}, out=tmp_path / "run", evaluate_every=500, evaluate_from=0.0)
+    assert not env.closed
+    assert run.summary["evaluations"] >= 1 and len(run.summary["final"]["scores"]) == 30
+    assert run.summary["episodes"] < env.resets <= run.summary["episodes"] + 4  # its episodes are training's only
+    assert settings(run.folder)["env"] == {
+        "kind": "own", "name": "CartPole-v1", "num_envs": 1, "stack": 1, "action_masks": True, "factory": ""
+    }  # fmt: skip
+
+
+def test_atari_vectors(tmp_path: Path) -> None:
+    run = sw.train(
+        make_pong, recipe="pong", num_envs=2, steps=120, warmup_steps=60, threads=1, progress=False,
+        out=tmp_path / "run", evaluate_every=0, stop_reward=None, evaluate_from=None, capacity=10_000,
+    )  # fmt: skip
+    assert run.summary["steps"] == 120 and run.summary["updates"] > 0
+    assert run.store.spec.fields["obs"].shape == (42, 42) and run.store.spec.fields["obs"].stack == 4
+    assert settings(run.folder)["env"]["factory"] == f"{__name__}:make_pong"
+
+
+def test_actors_make_environments_by_a_function(tmp_path: Path) -> None:
+    run = sw.train(make_cartpole, **SHORT, num_envs=2, actors=2, out=tmp_path / "run")
+    assert run.summary["steps"] >= 400 and run.summary["updates"] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"env": 3}, "env: got 3, expected a Gymnasium id, an Atari game, an environment"),
+        ({}, "env: got none, expected an environment"),
+        ({"env": lambda: 3}, "made 3, expected a gymnasium.Env or a VectorEnv"),
+        ({"env": "CartPole-v1", "agent": "dqm"}, "agent: got 'dqm', did you mean dqn?"),
+        ({"env": "CartPole-v1", "agent": "cartpole"}, "'cartpole' is a recipe, expected an algorithm"),
+        ({"env": "CartPole-v1", "recipe": "cartpol"}, "recipe: got 'cartpol', did you mean cartpole"),
+        ({"env": "CartPole-v1", "lr": 3}, r"unknown settings lr \(did you mean learning_rate\?\)"),
+        ({"env": "CartPole-v1", "batch_size": "many"}, "setting batch_size: got 'many', expected int"),
+        ({"env": Walk(), "actors": 1}, "Walk, which other processes cannot have; give a function"),
+        ({"env": lambda: Walk(), "actors": 1}, "cannot be sent to actor processes"),
+        ({"env": Walk(), "num_envs": 4}, "--num-envs: got 4, and Walk, which has 1"),
+        ({"env": Walk(), "evaluate_every": 100}, "evaluate_every: got 100, and Walk cannot be made anew"),
+        ({"env": Vector(2), "stack": 2}, "--stack: got 2 for a vector"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is_written(
+    given: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        sw.train(**given, **SHORT, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_in_a_thread_signals_stay_as_they_are(tmp_path: Path) -> None:
+    runs: list[Any] = []
+    thread = threading.Thread(target=lambda: runs.append(sw.train("CartPole-v1", **SHORT, out=tmp_path / "run")))
+    thread.start()
+    thread.join(120)
+    assert runs[0].summary["steps"] == 400
+
+
+SCRIPT = """
+import sharpwave as sw
+print("begun")
+run = sw.train("CartPole-v1", steps=300, warmup_steps=100, threads=1, progress=False, {more})
+print(run.summary["steps"])
+"""
+
+
+def test_a_script_without_a_guard(tmp_path: Path) -> None:
+    """It works where no process is started, and else says what to do."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(more=""))
+    alone = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert alone.stdout == "begun\n300\n", alone.stderr
+    script.write_text(SCRIPT.format(more="actors=1, actor_restarts=0"))
+    failed = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert failed.returncode and 'under if __name__ == "__main__":' in failed.stderr
+    assert len([*(tmp_path / "runs").iterdir()]) == 2
+
+
+def test_given_objects_are_not_sent_to_processes() -> None:
+    import pickle
+
+    with pytest.raises(TypeError, match="give a function"):
+        pickle.dumps(Given(Walk()))
+    assert pickle.loads(pickle.dumps(Given(make_cartpole))).factory is make_cartpole
+
+
+def test_a_run_of_an_object_is_resumed_with_it(tmp_path: Path) -> None:
+    """And is then as if it had not been interrupted."""
+    whole = sw.train(make_cartpole(), **SHORT | {"steps": 800}, checkpoint_every=400, out=tmp_path / "whole")
+    first = sw.train(make_cartpole(), **SHORT, checkpoint_every=400, out=tmp_path / "parts")
+    opened = sw.TrainingRun.open(first.folder)
+    with pytest.raises(ValueError, match=r"'CartPole-v1' was an object of the program .*resume\(env=\.\.\.\)"):
+        opened.resume(steps=800, progress=False)
+    with pytest.raises(ValueError, match="Vector has 2 environments, the run has 1"):
+        opened.resume(steps=800, env=Vector(2), progress=False)
+    with pytest.raises(ValueError, match="batch_size cannot be changed in a run that is resumed"):
+        opened.resume(batch_size=3, env=make_cartpole())
+    folder, summary = opened.resume(steps=800, env=make_cartpole(), progress=False)
+    assert (folder, summary["steps"]) == (first.folder, 800)
+    assert weights(folder) == weights(whole.folder)
+
+
+def test_a_run_with_its_name_is_resumed_without_its_environment(tmp_path: Path) -> None:
+    run = sw.train("CartPole-v1", **SHORT, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="expected none: the run's settings make its CartPole-v1"):
+        run.resume(steps=500, env=make_cartpole())
+    assert run.resume(steps=500, progress=False).summary["steps"] == 500
+
+
+def test_the_figures_of_a_run_are_a_table(tmp_path: Path) -> None:
+    run = sw.train("CartPole-v1", **SHORT, report_every=100, out=tmp_path / "run")
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    metrics = run.metrics
+    assert metrics["event"] == [line["event"] for line in lines]
+    episodes, reports = metrics.of("episode"), metrics.of("report")
+    assert episodes["reward"] == [line["reward"] for line in lines if line["event"] == "episode"]
+    assert reports["steps"] == [100, 200, 300, 400] and reports["learner.learning_rate"][0] == 5e-4
+    assert "reward" not in reports and set(metrics.to_dict()) == set(metrics)
+    frame = reports.to_pandas()
+    assert frame["updates"].tolist() == reports["updates"] and len(metrics.to_pandas()) == len(lines)
+    assert f"{len(lines)} rows of event, steps" in repr(metrics)
+    assert metrics._repr_html_().count("<tr>") == 11
+    polars = pytest.importorskip("polars")
+    assert isinstance(metrics.to_polars(), polars.DataFrame) and metrics.to_polars().height == len(lines)
+
+
+@pytest.mark.parametrize("disk", [{}, {"disk_limit": "1GiB"}], ids=["memory", "disk"])
+def test_the_replay_memory_of_a_run(disk: dict[str, Any], tmp_path: Path) -> None:
+    run = sw.train("CartPole-v1", **SHORT, **disk, out=tmp_path / "run")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with run.store as store:
+        assert len(store) == 400 and sum(len(one.reward) for one in store.episodes()) == 400
+        assert {path: path.read_bytes() for path in before} == before
+        assert run.resume(steps=500, progress=False).summary["steps"] == 500  # while it is open
+    del store
+    with run.store as store:
+        assert len(store) == 500
+    del store
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_without_its_replay_memory_says_so(tmp_path: Path) -> None:
+    run = sw.train("CartPole-v1", **SHORT, save_replay=False, out=tmp_path / "run")
+    with pytest.raises(ValueError, match="has no checkpoint with its replay memory; runs with save_replay=False"):
+        _ = run.store
