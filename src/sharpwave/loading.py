@@ -461,9 +461,6 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str], s
         )
     if lane is not None and lane != note["lane"]:
         raise ValueError(f"{source.name}: lane={lane}, but its import began in lane {note['lane']}; leave it out")
-    note = _first_note(source, 0, 0, [], selection) | note
-    if (new := [one for one in left_out if one not in note["left_out"]]) and len(note["left_out"]) < MAX_NOTES:
-        note["left_out"] = _listed([*note["left_out"], *new])
     return note
 
 

@@ -96,24 +96,3 @@ def test_two_sources_and_a_changed_one(tmp_path: Path) -> None:
     store.annotate(None, {"imports": "Dutch flowers"})
     with pytest.raises(ValueError, match="annotation 'imports' is not what an import notes"):
         sw.load(first, store)
-
-
-def test_fields_that_an_earlier_version_did_not_read(tmp_path: Path) -> None:
-    """It noted nothing of them when it began the import, into a store of the fields that it read."""
-    words = np.array(["go", "stop"] * 5)
-    source = saved(tmp_path / "data.npz", d4rl([4, 6]) | {"infos/say": words})
-    spec = sw.load(saved(tmp_path / "plain.npz", d4rl([4, 6]))).spec
-    store = sw.Store(spec, capacity=10)
-
-    def stop(done: int, total: int) -> None:
-        if done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sw.load(source, store, progress=stop)
-    ((name, note),) = store.annotations()["imports"].items()
-    store.annotate(None, {"imports": {name: note | {"left_out": []}}})
-    for _ in range(2):
-        sw.load(source, store)
-        (note,) = store.annotations()["imports"].values()
-        assert note["left_out"] == ["infos.say: the store has no such field"] and len(store) == 10
