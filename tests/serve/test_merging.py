@@ -184,7 +184,7 @@ def test_a_checkpoint_by_a_client_of_plain_addresses_opens_in_fewer_shards_and_g
     assert manifest.new == {
         "capacity": 200, "segment_steps": 16, "on_full": "raise", "codec": dict.fromkeys(SPEC.fields, "auto"),
     }  # fmt: skip
-    replace(manifest, new={}).write(tmp_path / "ckpt")  # of an earlier release
+    replace(manifest, new={}).write(tmp_path / "ckpt")
     with pytest.raises(ValueError, match=r"says no limit of its shards; give capacity= or ram="):
         sw.Cluster.open(tmp_path / "ckpt", shards=2)
     with sw.Cluster.open(tmp_path / "ckpt", shards=2, capacity=800) as cluster:

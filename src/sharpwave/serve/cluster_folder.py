@@ -82,9 +82,13 @@ class Manifest:
                 raise NewerVersionError(str(path))
             if checksum != _checksum(said):
                 raise ValueError("its checksum does not match")
-            said = {"replicas": 0, "parts": 0, **said}
-            limits = {"shards": (1, MAX_SHARDS_SAID), "cut": (0, math.inf), "replicas": (0, 1)}
-            for name, (least, most) in (limits | {"parts": (0, MAX_SHARDS_SAID)}).items():
+            limits = {
+                "shards": (1, MAX_SHARDS_SAID),
+                "cut": (0, math.inf),
+                "replicas": (0, 1),
+                "parts": (0, MAX_SHARDS_SAID),
+            }
+            for name, (least, most) in limits.items():
                 if type(said[name]) is not int or not least <= said[name] <= most:
                     raise ValueError(f"{name} {said[name]!r}")
             return cls(
@@ -93,9 +97,9 @@ class Manifest:
                 bool(said["on_disk"]),
                 said["cut"],
                 said["replicas"],
-                dict(said.get("new", {})),
-                str(said.get("checkpoint", "")),
-                str(said.get("opening", "")),
+                dict(said["new"]),
+                str(said["checkpoint"]),
+                str(said["opening"]),
                 said["parts"],
             )
         except NewerVersionError:
