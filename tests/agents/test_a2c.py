@@ -183,6 +183,20 @@ def test_a_truncated_episode_bootstraps_from_its_final_observation(how):
     np.testing.assert_allclose(learner.objectives(batch, seen)[1][0, :3].tolist(), returns, rtol=1e-5)
 
 
+def test_observations_are_normalized_after_the_update_in_which_they_were_learned_from():
+    """Until then the policy is the one that acted, and its ratio is 1."""
+    settings = A2C.Settings(hidden_units=8, replay=ONE_WINDOW, normalize_obs=True, normalize_reward=True)
+    learner = A2C(SPACES, settings, seed=1)
+    batch, obs = played(learner, SPACES.action, 3, truncated=True)
+    torch.testing.assert_close(learner.see(batch).ratio, torch.ones(1, 5))
+    learner.learn(batch, 0)
+    torch.testing.assert_close(learner.inputs.mean, obs[:3].mean(dim=0))  # of real steps, the final one not among them
+    returns = np.array([1, 1.9, 2.71])
+    deviation = np.sqrt((3 * returns.var() + 1e-4 + 1e-4 * returns.mean() ** 2) / 3.0001)  # begun as 1e-4 of a 1
+    np.testing.assert_allclose(learner.rewards(batch)[0, :3], 1 / deviation, rtol=1e-3)
+    assert (batch.step_reward[0, :3] == 1).all()
+
+
 def test_a_window_s_end_bootstraps_from_the_observation_behind_it():
     settings = IMPALA.Settings(hidden_units=8, replay=RolloutSettings(batch_size=1, length=2, epochs=1, gamma=0.9))
     learner = IMPALA(SPACES, settings, seed=1)

@@ -193,11 +193,14 @@ class TestPPOOfContinuousActions(AgentSuite):
 
 
 class TestPPOInMinibatches(TestPPOOfContinuousActions):
-    """With noise that is held for several steps."""
+    """With noise that is held for several steps, and normalized observations and rewards."""
 
     def make_agent(self, spaces, seed):
         replay = MinibatchSettings(batch_size=1, length=4, epochs=2, minibatch_size=2)
-        return PPO(spaces, PPO.Settings(hidden_units=16, sde_every=3, orthogonal=True, replay=replay), seed=seed)
+        settings = PPO.Settings(
+            hidden_units=16, sde_every=3, orthogonal=True, normalize_obs=True, normalize_reward=True, replay=replay
+        )
+        return PPO(spaces, settings, seed=seed)
 
 
 class TestBC(AgentSuite):

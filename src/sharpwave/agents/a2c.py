@@ -40,7 +40,7 @@ from sharpwave.agents.learner import LearningRateSettings, NetworkAgent
 from sharpwave.agents.losses import lambda_returns, window_ends
 from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
 from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK
-from sharpwave.agents.rollouts import RolloutSettings
+from sharpwave.agents.rollouts import LaneOrder, RolloutSettings
 from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves
@@ -76,6 +76,9 @@ class ActorCriticSettings(LearningRateSettings):
         "orthogonal initial weights: gain sqrt(2), .01 of the policy's last layer and 1 of the value's; biases 0",
         NETWORK,
     )
+    normalize_obs: bool = setting(
+        False, "vectors: subtract the running mean of observations and divide by their deviation", NETWORK
+    )
     action_bounds: str = setting(
         "scaled",
         "continuous actions; scaled: draws of -1 ... 1 span the bounds, others are clipped; clipped: draws are the "
@@ -92,6 +95,9 @@ class ActorCriticSettings(LearningRateSettings):
         at_least=0,
     )
 
+    normalize_reward: bool = setting(
+        False, "divide rewards by the running deviation of discounted returns; clipped at 10", LEARNING
+    )
     value_cost: float = setting(0.5, "weight of the value's squared error in the loss", LEARNING, at_least=0)
     entropy_cost: float = setting(
         0.01, "weight of the policy's entropy, which keeps it exploring", LEARNING, at_least=0
@@ -305,7 +311,12 @@ class ActorCritic(NetworkAgent):
             log_std=settings.log_std_start,
             sde_every=settings.sde_every,
         )
-        self.inputs = self.make_inputs()
+        self.inputs = self.running_inputs() if settings.normalize_obs else self.make_inputs()
+        self.reward_scale: Any = None
+        if settings.normalize_reward:
+            from sharpwave.agents.normalization import ReturnScale
+
+            self.reward_scale = ReturnScale(settings.replay.gamma).to(self.device)
         self.policy, self.value = (network.to(self.device) for network in self.networks())
 
     # networks
@@ -412,9 +423,38 @@ class ActorCritic(NetworkAgent):
 
     def learn(self, batch: Any, step: int) -> Learned:
         self.optimizer.param_groups[0]["lr"] = self.learning_rate(step)
+        if self.reward_scale is not None:
+            ended = (batch.terminated | batch.truncated).any(dim=1).cpu().numpy()
+            reward = batch.step_reward.double().cpu().numpy()
+            self.reward_scale.observe(LaneOrder.of_batch(batch), reward, ended)
+        metrics = self.update(batch)
+        if self.settings.normalize_obs:  # afterwards: until now the policy was the one that acted
+            self.measure(map_leaves(lambda obs: obs[:, :-1][batch.mask], batch.obs))
+        return Learned(None, metrics)
+
+    def update(self, batch: Any) -> dict[str, Tensor]:
+        """Make the steps of the optimizer from a batch; return metrics."""
         loss, metrics = self.loss(batch)
         self.minimize(loss, *self.clipped())
-        return Learned(None, {"loss": loss.detach(), **metrics})
+        return {"loss": loss.detach(), **metrics}
+
+    def rewards(self, batch: Any) -> Tensor:
+        """Return the rewards that are learned from, float [B, T]."""
+        reward: Tensor = batch.step_reward
+        return reward if self.reward_scale is None else self.reward_scale(reward)
+
+    # save
+
+    def modules(self) -> dict[str, nn.Module]:
+        return super().modules() | ({} if self.reward_scale is None else {"reward_scale": self.reward_scale})
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | ({} if self.reward_scale is None else {"returns": self.reward_scale.carried()})
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        if self.reward_scale is not None:
+            self.reward_scale.carry(state["returns"])
 
 
 @dataclass(frozen=True)
@@ -439,7 +479,7 @@ class A2C(ActorCritic):
     Settings = A2CSettings
 
     def objectives(self, batch: Any, seen: Seen) -> Objectives:
-        returns = lambda_returns(batch.step_reward, batch.discount, seen.next_value, seen.ends, self.settings.trace)
+        returns = lambda_returns(self.rewards(batch), batch.discount, seen.next_value, seen.ends, self.settings.trace)
         return policy_gradient(seen.log_probability, returns - seen.value), returns, {}
 
 

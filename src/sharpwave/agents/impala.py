@@ -45,7 +45,7 @@ class IMPALA(ActorCritic):
         settings = self.settings
         ratio = seen.ratio.detach() if settings.vtrace else torch.ones_like(seen.ratio)
         target, advantage = vtrace(
-            batch.step_reward, batch.discount, seen.value, seen.next_value, seen.ends, ratio, settings.max_ratio
+            self.rewards(batch), batch.discount, seen.value, seen.next_value, seen.ends, ratio, settings.max_ratio
         )
         mean_ratio = (ratio.clamp(max=settings.max_ratio) * seen.mask).sum() / seen.mask.sum()
         return policy_gradient(seen.log_probability, advantage), target, {"clipped_ratio": mean_ratio}

@@ -108,7 +108,7 @@ class PPO(ActorCritic):
 
     def objectives(self, batch: Any, seen: Seen) -> Objectives:
         settings = self.settings
-        returns = lambda_returns(batch.step_reward, batch.discount, seen.next_value, seen.ends, settings.trace)
+        returns = lambda_returns(self.rewards(batch), batch.discount, seen.next_value, seen.ends, settings.trace)
         advantage = (returns - seen.value).detach()
         if settings.standardize_advantages:
             advantage = standardized(advantage, seen.mask)
@@ -121,23 +121,22 @@ class PPO(ActorCritic):
         self._clip = settings.clip
         if settings.clip_end is not None:
             self._clip = linear(step, settings.clip, settings.clip_end, settings.lr_steps)
-        if not settings.replay.minibatch_size:
-            return super().learn(batch, step)
-        self.optimizer.param_groups[0]["lr"] = self.learning_rate(step)
-        return Learned(None, self.learn_rollout(self.rollout(batch)))
+        return super().learn(batch, step)
+
+    def update(self, batch: Any) -> dict[str, Tensor]:
+        if self.settings.replay.minibatch_size:
+            return self.learn_rollout(self.rollout(batch))
+        return super().update(batch)
 
     # minibatches
 
     def rollout(self, batch: Any) -> Rollout:
         """Return the real steps of a batch of windows, by lane and then by time."""
-        mask = batch.mask.cpu().numpy()
-        shards = None if batch.shards is None else torch.as_tensor(batch.shards).cpu().numpy()
-        lane, step = (torch.as_tensor(one).cpu().numpy() for one in (batch.lane, batch.step))
-        places = LaneOrder.of(lane, step, mask, shards)
+        places = LaneOrder.of_batch(batch)
         with torch.no_grad():
-            value = self.value(self.inputs(flat(batch.obs))).view(len(mask), -1)
+            value = self.value(self.inputs(flat(batch.obs))).view(len(batch.mask), -1)
         reward, discount, now, after = (
-            one.double().cpu().numpy() for one in (batch.step_reward, batch.discount, value[:, :-1], value[:, 1:])
+            one.double().cpu().numpy() for one in (self.rewards(batch), batch.discount, value[:, :-1], value[:, 1:])
         )
         cut = (batch.terminated | batch.truncated).cpu().numpy()
         found = advantages(reward, discount, now, after, cut, self.settings.trace, places)

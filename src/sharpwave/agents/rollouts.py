@@ -79,11 +79,15 @@ class LaneOrder(NamedTuple):
     """Order of a rollout's windows along their lanes.
 
     Attributes:
+        shard, lane, step: int64 [B], the memory and the lane that a window is of, and its first step's number there.
         order: int64 [B], windows by lane, then by time.
         follower: int64 [B], the window that begins where a window ends, in the same lane; -1: none in the rollout.
         steps: int64 [B], real steps of each window.
     """
 
+    shard: Ints
+    lane: Ints
+    step: Ints
     order: Ints
     follower: Ints
     steps: Ints
@@ -104,7 +108,14 @@ class LaneOrder(NamedTuple):
         goes_on = (shard[now] == shard[after]) & (lane[now] == lane[after]) & (step[now] + count[now] == step[after])
         follower = np.full(len(order), -1)
         follower[now[goes_on]] = after[goes_on]
-        return cls(order, follower, count)
+        return cls(shard, lane, step, order, follower, count)
+
+    @classmethod
+    def of_batch(cls, batch: Any) -> LaneOrder:
+        """Find the order of the windows of a batch of tensors."""
+        mask = batch.mask.cpu().numpy()
+        lane, step = (np.asarray(one) for one in (batch.lane, batch.step))
+        return cls.of(lane, step, mask, None if batch.shards is None else np.asarray(batch.shards))
 
 
 def advantages(
