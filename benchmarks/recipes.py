@@ -222,6 +222,7 @@ CURVES: dict[str, tuple[str, int, str]] = {
     "td3": (f"td3 {PENDULUM}", 50_000, "InvertedPendulum-v5"),
     "crossq": (f"crossq {PENDULUM}", 15_000, "InvertedPendulum-v5"),
     "td3bc": ("offline --algorithm td3bc --data {pendulum}", 5_000, "InvertedPendulum-v5"),
+    "calql": ("offline --algorithm calql --data {pendulum} --sampled-actions 4", 5_000, "InvertedPendulum-v5"),
     "cql": ("offline --algorithm cql --data {data}", 10_000, "CartPole-v1"),
     "iql": ("offline --algorithm iql --data {data}", 5_000, "CartPole-v1"),
     "bc": ("offline --algorithm bc --data {data}", 5_000, "CartPole-v1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -13,10 +14,12 @@ from rich.console import Console
 
 import sharpwave as sw
 from sharpwave.cli import main
+from sharpwave.training.beside_data import behavior_of, note_behavior
 from sharpwave.training.folder import checkpoints, new_folder
 from sharpwave.training.offline_data import about
 from sharpwave.training.recipes import default_recipe, load_recipe
-from sharpwave.training.recipes.recipe import Gymnasium
+from sharpwave.training.recipes.recipe import Atari, Gymnasium, Recipe
+from sharpwave.training.results import TrainingRun
 from sharpwave.training.run import resume, run
 
 EPISODES, UPDATES = 6, 40
@@ -204,6 +207,102 @@ def test_a_run_is_data_and_says_its_environment(tmp_path):
     # An offline run is data, too.
     _, of_it = run("offline", recipe.override(data=str(folder)), tmp_path / "again", quiet())
     assert of_it["env"] == "CartPole-v1" and of_it["replay_steps"] == summary["replay_steps"]
+
+
+def test_a_run_is_set_beside_its_data_and_cloning(kept, tmp_path):
+    """Cloning of other data, or of some of their episodes, does not count; of a store, any copy of its content does."""
+    data, _, lengths = kept
+    evaluated: dict[str, Any] = {"steps": 4, "evaluate_every": 4, "data": str(data / "disk")}
+    others: list[tuple[str, dict[str, Any]]] = [
+        ("other", {"data": str(data / "unsaid"), "env": "CartPole-v1"}),
+        ("share", {"best_share": 0.5}),
+        ("unplayed", {"evaluate_every": 0}),
+    ]
+    for name, changes in others:
+        run("offline", default_recipe("bc").override(**evaluated | changes), tmp_path / name, quiet())
+    _, alone = run("offline", default_recipe("iql").override(**evaluated), tmp_path / "iql", quiet())
+    assert alone["behavior"]["cloning"] is None and alone["behavior"]["last"]["episodes"] == 30
+    assert alone["behavior"]["data"] == {"mean": float(np.mean(lengths)), "episodes": EPISODES}
+    recipe = default_recipe("bc").override(**evaluated | {"steps": 300, "evaluate_every": 100})
+    _, clone = run("offline", recipe, tmp_path / "bc", quiet())
+    assert clone["behavior"]["cloning"] is None
+    console, copied = quiet(), shutil.copytree(data / "disk", tmp_path / "copy")
+    iql = default_recipe("iql").override(**evaluated | {"data": str(copied)})
+    made, summary = run("offline", iql, tmp_path / "again", console)
+    found, text = summary["behavior"], console.file.getvalue()
+    assert found["cloning"] == clone["behavior"]["last"] | {"run": str(tmp_path / "bc")}
+    scores = found["last"]["mean"], found["data"]["mean"], found["cloning"]["mean"]
+    assert found["below"] == [
+        name for name, one in zip(("data", "cloning"), scores[1:], strict=True) if scores[0] < one
+    ]
+    assert "cloning" in found["below"]  # four updates teach less than 300
+    assert text.count("Warning: ") == len(found["below"])
+    assert f"is below {scores[2]:,.2f} of cloning of the same data ({tmp_path / 'bc'})" in text
+    assert TrainingRun.open(made).summary["behavior"] == found
+    assert "BELOW cloning" in repr(TrainingRun.open(made))
+
+
+def test_clipped_rewards_are_no_scores():
+    with sw.Store(spec(), capacity=10) as store:
+        for env, said in ((Atari(), None), (Atari(clip_rewards=False), 2.0), (Gymnasium(), 3.0)):
+            note_behavior(store, Recipe(env=env), [said or 1.0] * 3)
+            assert behavior_of(store) == (None if said is None else {"mean": said, "episodes": 3})
+
+
+PENDULUM_STEPS = 200
+
+
+@pytest.fixture(scope="module")
+def swung(tmp_path_factory):
+    """Two episodes of the pendulum, by chance."""
+    folder = tmp_path_factory.mktemp("swung") / "store"
+    pendulum = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((1,), "float32"))
+    with sw.Store(pendulum, disk=folder, capacity=1_000) as store:
+        store.annotate(None, about(Gymnasium("Pendulum-v1")))
+        env = gymnasium.make("Pendulum-v1")
+        env.action_space.seed(0)
+        recorder = sw.Recorder(env, store)
+        for seed in range(2):
+            recorder.reset(seed=seed)
+            while not recorder.step(env.action_space.sample())[3]:
+                pass
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["td3bc", "calql"])
+def test_a_run_goes_on_in_the_environment(swung, tmp_path, kind):
+    """After its updates from data alone each step plays one; a resumed run repeats, before and after."""
+    first, steps = 10, 10 + PENDULUM_STEPS + 30
+    recipe = default_recipe(kind).override(
+        data=str(swung), steps=steps, online_after=first, evaluate_every=0, checkpoint_every=PENDULUM_STEPS + 20,
+        hidden_units=16, batch_size=8,
+    )  # fmt: skip
+    folder, summary = run("offline", recipe, tmp_path / "whole", quiet())
+    assert summary["replay_steps"] == 2 * PENDULUM_STEPS + steps - first and summary["updates"] == steps
+    assert summary["episodes"] == 1
+    with sw.Store.open(checkpoints(folder)[-1] / "replay") as store:
+        ends = [(len(one.reward), one.whole) for one in store.episodes()]
+        assert ends == [(PENDULUM_STEPS, True)] * 3 + [(10, True), (20, ends[-1][1])]
+        if kind == "calql":
+            for one in store.episodes()[:4]:
+                found, known = store.read_column("return_to_go", one.ids)
+                expected = [(0.99 ** np.arange(len(one.reward) - t) * one.reward[t:]).sum() for t in range(len(found))]
+                assert known.all()
+                np.testing.assert_allclose(found, expected, rtol=1e-4)
+    for steps_before in (5, PENDULUM_STEPS + 20):
+        half = tmp_path / f"half {steps_before}"
+        run("offline", recipe.override(steps=steps_before), half, quiet())
+        resume(half, {"steps": steps}, quiet())
+        for name in ("weights.safetensors", "optimizer.safetensors"):
+            assert (checkpoints(half)[-1] / name).read_bytes() == (checkpoints(folder)[-1] / name).read_bytes()
+
+
+def test_capacity_covers_the_steps_that_are_played(swung, tmp_path):
+    recipe = default_recipe("td3bc").override(data=str(swung), steps=9, online_after=5, evaluate_every=0, capacity=399)
+    with pytest.raises(ValueError, match="--capacity: got 399"):
+        run("offline", recipe, tmp_path / "run", quiet())
+    with pytest.raises(ValueError, match=r"--action-noise: .* it needs --online-after"):
+        default_recipe("td3bc").override(action_noise=0.2)
 
 
 def strange(folder, action=1, **annotations):

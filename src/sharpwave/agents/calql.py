@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from sharpwave.agents.episode_outcomes import EPISODE_RETURN, RETURN_TO_GO, MeasuredData, OutcomeSettings
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.protocol import Learned
-from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, TransitionsSettings
+from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, OnlineSettings, TransitionsSettings
 from sharpwave.agents.sac import LOG_STD, SAC, SACSettings, squash, twin_targets
 from sharpwave.configuration import setting
 from sharpwave.extras import Tensor, torch
@@ -32,7 +32,7 @@ class CalQLTransitions(OutcomeSettings):
 
 
 @dataclass(frozen=True)
-class CalQLSettings(SACSettings, OfflineSettings):
+class CalQLSettings(SACSettings, OnlineSettings):
     """Settings of calibrated Q-learning; the defaults are those of Nakamoto et al. (2023), appendix D."""
 
     kind: ClassVar[str] = "calql"
@@ -56,11 +56,13 @@ class CalQLSettings(SACSettings, OfflineSettings):
     normalize_rewards: bool = setting(
         True, "scale rewards so that the returns of the data's episodes spread over 1,000", LEARNING
     )
+    random_steps: int = setting(0, "first steps, whose actions are uniformly random", EXPLORATION, at_least=0)
     actor_lr: float = setting(1e-4, "learning rate of Adam for the policy and the temperature", LEARNING, above=0)
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()
-        yield "random_steps", "an agent that begins without data"
+        if self.online_after is None:
+            yield "random_steps", "--online-after"
 
 
 class CalQL(MeasuredData, SAC):

@@ -50,6 +50,12 @@ class OutcomeSettings(TransitionsSettings):
             store.derive(outcome, way, needs=(need,))
 
 
+def complete(replay: Any, store: sw.Store) -> None:
+    """Compute the outcomes that the settings ``replay`` of a view ask for, if they ask for any."""
+    if isinstance(replay, OutcomeSettings):
+        replay.complete(store)
+
+
 def returns_to_go(reward: Rows, gamma: float) -> npt.NDArray[np.float32]:
     """Compute Monte-Carlo returns of an episode: G_t = r_{t+1} + gamma G_{t+1}, nothing after its last step.
 

@@ -82,6 +82,19 @@ class OfflineSettings(Checked):
     )
 
 
+@dataclass(frozen=True)
+class OnlineSettings(OfflineSettings):
+    """Settings of an agent that learns offline first, and may then go on in the environment."""
+
+    online_after: int | None = setting(
+        None,
+        "updates from data alone; each later step plays one step in the environment, which is learned from too, and "
+        "makes an update; empty: all updates are from data",
+        "Data",
+        at_least=0,
+    )
+
+
 def linear(step: int, start: float, end: float, over: int) -> float:
     """Interpolate from ``start`` at step 0 to ``end`` at step ``over``; later ``end``.
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from sharpwave.agents.episode_outcomes import MeasuredData
 from sharpwave.agents.losses import squared
-from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings
+from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, OnlineSettings
 from sharpwave.agents.sac import dpg_loss
 from sharpwave.agents.td3 import TD3, TD3Settings
 from sharpwave.configuration import setting
@@ -21,7 +21,7 @@ from sharpwave.extras import Tensor, torch
 
 
 @dataclass(frozen=True)
-class TD3BCSettings(TD3Settings, OfflineSettings):
+class TD3BCSettings(TD3Settings, OnlineSettings):
     """Settings of TD3+BC; the defaults are those of Fujimoto and Gu (2021), table 3."""
 
     kind: ClassVar[str] = "td3bc"
@@ -34,8 +34,11 @@ class TD3BCSettings(TD3Settings, OfflineSettings):
         at_least=0,
     )  # fmt: skip
 
+    random_steps: int = setting(0, "first steps, whose actions are uniformly random", EXPLORATION, at_least=0)
+
     def unused(self) -> Iterator[tuple[str, str]]:
-        yield from dict.fromkeys(("random_steps", "action_noise"), "an agent that acts while it learns").items()
+        if self.online_after is None:
+            yield from dict.fromkeys(("random_steps", "action_noise"), "--online-after").items()
 
 
 class TD3BC(MeasuredData, TD3):

@@ -108,6 +108,49 @@ class NoExperience(Experience):
         return Arrived(1, [])
 
 
+class LaterExperience(NoExperience):
+    """Source of a run that learns offline first: from its step ``after`` on it plays, beside the data.
+
+    Args:
+        after: steps of the run that are updates only.
+        complete: called with nothing once episodes have ended.
+    """
+
+    def __init__(self, after: int, playing: LocalExperience, progress: Progress, complete: Callable[[], None]) -> None:
+        self._after, self._playing, self._progress, self._complete = after, playing, progress, complete
+        self._begun = self._plays = False
+
+    @property
+    def failure(self) -> RuntimeError | None:
+        return self._playing.failure
+
+    def __exit__(self, *raised: object) -> None:
+        if self._begun:
+            self._playing.__exit__(*raised)
+
+    def request(self) -> None:
+        self._plays = self._progress.steps >= self._after
+        if not self._plays:
+            return
+        if not self._begun:
+            self._begun = True
+            self._playing.__enter__()
+        self._playing.request()
+
+    def receive(self, timeout_s: float) -> Arrived:
+        if not self._plays:
+            return super().receive(timeout_s)
+        arrived = self._playing.receive(timeout_s)
+        if arrived.episodes:
+            self._complete()
+        return arrived
+
+    def break_off(self) -> None:
+        if self._begun:
+            self._playing.break_off()
+            self._complete()
+
+
 class ActorExperience(Experience):
     """Source of steps from ``recipe.actors.count`` actor processes. A step counts once it is in the store.
 

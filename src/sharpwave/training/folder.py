@@ -351,6 +351,21 @@ def as_origin(value: Any) -> dict[str, Any] | None:
     return value
 
 
+def as_behavior(value: Any) -> dict[str, Any] | None:
+    """Return how an offline run compares with its data: means of ``last`` and, where they are known, of ``data`` and
+    ``cloning``; ``below`` names those of them that the last policy is below. None: it was not compared."""
+    if value is None:
+        return None
+    policy = {"mean": as_number, "error": as_number, "episodes": as_count}
+    parsed(value["last"], policy)
+    for name, form in (("data", {"mean": as_number, "episodes": as_count}), ("cloning", policy)):
+        if value[name] is not None:
+            parsed(value[name], form)
+    if not set(value["below"]) <= {"data", "cloning"}:
+        raise ValueError(f"below is {_shown(value['below'])}, expected some of data, cloning")
+    return dict(value)
+
+
 def as_scores(value: Any, name: str) -> list[float]:
     if not isinstance(value, list):
         raise ValueError(f"{name} is {_shown(value)}, expected a list of numbers")
@@ -387,6 +402,7 @@ def checked_summary(values: Any) -> dict[str, Any]:
     if not isinstance(checked_report(values)["reason"], str):
         raise ValueError(f"reason is {_shown(values['reason'])}, expected text")
     as_origin(values.get("learned_from"))
+    as_behavior(values.get("behavior"))
     for name in ("held_out", "final"):
         if (one := values.get(name)) is not None:
             checked_evaluation(one)

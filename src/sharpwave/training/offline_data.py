@@ -32,6 +32,7 @@ from sharpwave.disk.store_folder import MANIFEST
 from sharpwave.offline.recorded import RecordedEpisodes, best_of
 from sharpwave.offline.scan import describe
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, opened
+from sharpwave.training.beside_data import note_behavior
 from sharpwave.training.folder import CONFIG, REPLAY, checkpoints
 from sharpwave.training.recipes.recipe import (
     Atari,
@@ -155,30 +156,41 @@ def read_data(recipe: Recipe, spaces: Spaces, spec: sw.Spec, make: Callable[[int
                         store.add_episode(
                             obs=one.obs, action=one.action, reward=one.reward, terminated=one.ended == "terminated"
                         )
+            returns = []
             for episode in store.episodes():
                 _check_actions(np.asarray(episode.action), spaces, source)
+                returns.append(episode.total_reward)
+            note_behavior(store, recipe, returns)
             return store
         with folder_of(path) as folder:
             episodes = RecordedEpisodes(folder, share)
             check_episodes(episodes, spec, f"--data: {source!r}")
-            store = _made(recipe, episodes.steps, make, episodes.origin(path))
+            store, returns = _made(recipe, episodes.steps, make, episodes.origin(path)), []
             for recorded in episodes:
+                returns.append(float(recorded.reward.sum(dtype=np.float64)))
                 for name in spec.action_names:
                     _check_actions(recorded.fields[name], spaces, source)
                 add_recorded(store, recorded, {})
+            note_behavior(store, recipe, returns)
             return store
     except READABLE as error:
         raise _unreadable(source, error) from error
 
 
 def _made(recipe: Recipe, steps: int, make: Callable[[int], sw.Store], origin: dict[str, Any]) -> sw.Store:
-    """Make the store for the data's ``steps``.  Raises: ValueError: they exceed the recipe's capacity."""
+    """Make the store for the data's ``steps`` and those that the run plays later.
+
+    Raises:
+        ValueError: they exceed the recipe's capacity.
+    """
+    after = getattr(recipe.agent, "online_after", None)
+    played = 0 if after is None else max(0, recipe.training.steps - after)
     if steps > recipe.replay.capacity:
         raise ValueError(
             f"--capacity: got {recipe.replay.capacity:,}, expected at least the {steps:,} steps of "
             f"{recipe.agent.data!r}: all are learned from"
         )
-    store = make(steps + SPARE_STEPS)
+    store = make(steps + min(played, recipe.replay.capacity - steps) + SPARE_STEPS)
     store.annotate(None, {LEARNED_FROM: origin})
     return store
 

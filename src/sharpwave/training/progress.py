@@ -399,6 +399,19 @@ class HeldOut:
         self.minutes += (time.perf_counter() - begun) / 60
         return Evaluation(best.steps, scores).figures()
 
+    def last_scores(self, weights: Mapping[str, Tensor], steps: int, final: Mapping[str, Any] | None) -> list[float]:
+        """Return scores of the policy ``weights`` of step ``steps``, of episodes that chose nothing.
+
+        Args:
+            final: figures of ``final``, whose scores they are if that policy is the last.
+        """
+        if final is not None and final["steps"] == steps:
+            return list(final["scores"])
+        begun = time.perf_counter()
+        scores = played(self.recipe, weights, steps, Purpose.REPORTING)
+        self.minutes += (time.perf_counter() - begun) / 60
+        return scores
+
     def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
         return evaluation.solves(self.recipe), fmean(evaluation.scores + evaluation.fresh)
 

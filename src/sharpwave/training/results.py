@@ -16,6 +16,7 @@ from sharpwave.configuration import leaves
 from sharpwave.escaping import printable
 from sharpwave.showing import byte_text, duration_text, line_chart, number_text, step_bytes_text, table, titled
 from sharpwave.training.atomic_files import write_bytes
+from sharpwave.training.beside_data import comparison_text
 from sharpwave.training.folder import (
     CURVE,
     METRICS,
@@ -169,6 +170,8 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             lowest = f"(lowest {one['min']:g}) of {len(one['scores'])}"
             rows.append((name, f"{one['mean']:,.2f} {lowest}, weights of step {one['steps']:,}"))
             break
+    if (beside := summary.get("behavior")) is not None:
+        rows.append(("last policy", printable(comparison_text(beside))))
     if summary.get("mean_reward") is not None:
         rows.append(("training mean of 100", number_text(summary["mean_reward"])))
     counts = ("updates",) if "data" in summary else ("steps", "updates", "episodes")

@@ -15,11 +15,12 @@ from rich.console import Console
 
 import sharpwave as sw
 from sharpwave.agents.demonstrations import DEMONSTRATIONS, DemonstratedReplay
+from sharpwave.agents.episode_outcomes import complete
 from sharpwave.agents.protocol import Agent
 from sharpwave.escaping import printable, quoted
 from sharpwave.showing import duration_text
+from sharpwave.training import beside_data, setup
 from sharpwave.training import folder as files
-from sharpwave.training import setup
 from sharpwave.training.actors.inference import layout_of
 from sharpwave.training.callbacks import (
     ActorHooks,
@@ -36,7 +37,7 @@ from sharpwave.training.callbacks import (
 )
 from sharpwave.training.checkpoints import NO_STATE, Saver, keep_policy, load_best, load_checkpoint
 from sharpwave.training.evaluation import HeldOutEvaluations
-from sharpwave.training.experience import ActorExperience, LocalExperience, NoExperience
+from sharpwave.training.experience import ActorExperience, LaterExperience, LocalExperience, NoExperience
 from sharpwave.training.logs import Display, JsonLines, TensorBoard, WeightsAndBiases, check_tracking
 from sharpwave.training.loop import train
 from sharpwave.training.offline_data import learned_from, with_environment
@@ -224,6 +225,8 @@ class RunParts:
         ended = state.end_reached(recipe)
         if ended is not None:
             last["final"] = state.held_out.final()
+            if recipe.offline and state.held_out.count:
+                last[beside_data.KEY] = self._beside_data(folder, config, store, state, last["final"])
         summary = _summarize(folder, config, agent, last, say)
         save.finish()
         if training.error is not None:
@@ -236,10 +239,27 @@ class RunParts:
             raise type(training.error)(f"{training.error}\n{advice}") from training.error.__cause__
         return TrainingRun(folder, summary)
 
+    def _beside_data(
+        self, folder: Path, config: files.Config, store: sw.Store | sw.Cluster, state: TrainingState, final: Any
+    ) -> dict[str, Any]:
+        """Return how the last policy compares with the data; warn where it is below."""
+        scores = state.held_out.last_scores(self.agent.policy_tensors(), state.progress.steps, final)
+        compared = beside_data.compared(folder, config, beside_data.behavior_of(store), scores)
+        for text in beside_data.warnings_of(compared):
+            self.say(text)
+        return compared
+
     def _experience(self, store: sw.Store | sw.Cluster, view: Any, state: TrainingState) -> Experience:
         recipe, agent, progress = self.recipe, self.agent, state.progress
         if recipe.offline:
-            return NoExperience()
+            after = getattr(recipe.agent, "online_after", None)
+            if after is None:
+                return NoExperience()
+            assert isinstance(store, sw.Store)
+            playing = LocalExperience(
+                self.env, agent, store, recipe.training.seed, progress, ActorHooks(self.actor_callbacks)
+            )
+            return LaterExperience(after, playing, progress, lambda: complete(agent.replay(), store))
         if recipe.actors.count:
             return ActorExperience(recipe, agent, store, view, progress, self.say, tuple(self.actor_callbacks))
         hooks = ActorHooks(self.actor_callbacks)
