@@ -56,15 +56,18 @@ class Oracle:
 
     def values(self, weights, obs, action):
         """Of both critics: [2, B, N, A], each agent's beside the others' actions."""
-        each, state = seen(obs)
-        inputs = np.zeros((len(action), AGENTS, state.shape[1] + each.shape[2] + AGENTS * ACTIONS))
-        for b, n in np.ndindex(len(action), AGENTS):
-            others = np.zeros((AGENTS, ACTIONS))
-            for m in range(AGENTS):
-                if m != n:
-                    others[m, action[b, m]] = 1
-            inputs[b, n] = [*state[b], *each[b, n], *others.reshape(-1)]
+        (each, state), told = seen(obs), self.others(action)
+        whole = np.broadcast_to(state[:, None], (*each.shape[:2], state.shape[1]))
+        inputs = np.concatenate([whole, each, told], axis=2)
         return np.stack([layered(weights, f"{critic}.", inputs) for critic in (0, 1)])
+
+    def others(self, action):
+        """The actions of the others, one-hot, and zeros in the place of an agent's own: [B, N, N * A]."""
+        found = np.zeros((len(action), AGENTS, AGENTS, ACTIONS))
+        for b, n, m in np.ndindex(len(action), AGENTS, AGENTS):
+            if m != n:
+                found[b, n, m, action[b, m]] = 1
+        return found.reshape(len(action), AGENTS, -1)
 
     @property
     def temperature(self):
@@ -159,8 +162,8 @@ def test_an_illegal_action_is_in_no_target_and_in_no_policy():
             for network in (agent.policy, *agent.critics, *agent.target):
                 network[4].bias[0] = value
         torch.manual_seed(0)
-        seen, logits, targets, real = agent.transitions(batch)
-        loss, _ = agent.policy_loss(seen, logits, real)
+        seen, logits, known, targets, real = agent.transitions(batch)
+        loss, _ = agent.policy_loss(seen, logits, known, real)
         agent.optimizer.zero_grad()
         loss.backward()
         assert not agent.policy[4].bias.grad[0]

@@ -57,14 +57,19 @@ def unrolled(weights, prefix, batch):
     found = []
     for t in range(COLUMNS + 1):
         inputs = np.concatenate([seen(columns(batch, t))[0], last], axis=2)
-        hidden = np.maximum(inputs @ own["torso.0.weight"].T + own["torso.0.bias"], 0)
-        by_input = np.split(hidden @ own["core.weight_ih_l0"].T + own["core.bias_ih_l0"], 3, axis=2)
-        by_state = np.split(state @ own["core.weight_hh_l0"].T + own["core.bias_hh_l0"], 3, axis=2)
-        reset, update = sigmoid(by_input[0] + by_state[0]), sigmoid(by_input[1] + by_state[1])
-        state = (1 - update) * np.tanh(by_input[2] + reset * by_state[2]) + update * state
+        state = remembered(own, inputs, state)
         found.append(state @ own["head.weight"].T + own["head.bias"])
         last = np.eye(ACTIONS)[batch["action"][:, min(t, COLUMNS - 1)]]
     return np.stack(found, axis=1)
+
+
+def remembered(weights, inputs, state):
+    """A layer, and a GRU's state after a step: Cho et al. (2014), with the reset gate behind the product."""
+    hidden = np.maximum(inputs @ weights["torso.0.weight"].T + weights["torso.0.bias"], 0)
+    by_input = np.split(hidden @ weights["core.weight_ih_l0"].T + weights["core.bias_ih_l0"], 3, axis=2)
+    by_state = np.split(state @ weights["core.weight_hh_l0"].T + weights["core.bias_hh_l0"], 3, axis=2)
+    reset, update = sigmoid(by_input[0] + by_state[0]), sigmoid(by_input[1] + by_state[1])
+    return (1 - update) * np.tanh(by_input[2] + reset * by_state[2]) + update * state
 
 
 class Standardized:
@@ -157,6 +162,28 @@ class Actors(test_masac.Oracle):
     def rows(self, of):
         return np.concatenate([of(b, length) for b, length in enumerate(LENGTHS)])
 
+    def values_of(self, weights, batch, later, action):
+        """Of both critics, which remember what they saw and what all did: [2, rows, N, A]."""
+        found, told = [], self.others(action)
+        for critic in ("0.", "1."):
+            own = {name.removeprefix(critic): value for name, value in weights.items() if name.startswith(critic)}
+            made, states = np.float64(batch["fields"]["core"])[:, :, UNITS:], []
+            state: Any = np.zeros((len(LENGTHS), AGENTS, UNITS))
+            for t in range(COLUMNS + 1):
+                each, whole = seen(columns(batch, t))
+                team = np.concatenate([whole, made.reshape(len(made), -1)], axis=1)
+                beside = np.broadcast_to(team[:, None], (*each.shape[:2], team.shape[1]))
+                inputs = np.concatenate([beside[..., : whole.shape[1]], each, beside[..., whole.shape[1] :]], axis=2)
+                state = remembered(own, inputs, state)
+                states.append(state)
+                made = np.eye(ACTIONS)[batch["action"][:, min(t, COLUMNS - 1)]]
+            along = np.stack(states, axis=1)
+            rows = self.rows(lambda b, length: along[b, later : length + later])  # noqa: B023
+            known = np.concatenate([rows, told], axis=2)
+            hidden = np.maximum(known @ own["head.0.weight"].T + own["head.0.bias"], 0)
+            found.append(hidden @ own["head.2.weight"].T + own["head.2.bias"])
+        return np.stack(found)
+
     def learn(self, batch, uniforms):
         settings, temperature, real = self.settings, self.temperature, batch["mask"]
         obs, behind = (
@@ -171,7 +198,7 @@ class Actors(test_masac.Oracle):
 
         uniforms = [one.reshape(*real.shape, AGENTS, ACTIONS)[real] for one in uniforms]
         probability, logarithm = policy(self.weights["policy"], behind, 1)
-        q = self.values(self.weights["target"], behind, self.drawn(behind, logarithm, uniforms[0])).min(axis=0)
+        q = self.values_of(self.weights["target"], batch, 1, self.drawn(behind, logarithm, uniforms[0])).min(axis=0)
         value = (probability * (q - temperature * logarithm)).sum(axis=2)
         own = batch["fields"]["rewards"] if settings.own_rewards else batch["step_reward"][:, :, None]
         rewards = self.standardized(own, real) + np.zeros(AGENTS)
@@ -191,14 +218,14 @@ class Actors(test_masac.Oracle):
 
         def errors(weights):
             made = np.stack([action] * 2)[..., None]
-            return targets - np.take_along_axis(self.values(weights, obs, action), made, axis=3)[..., 0]
+            return targets - np.take_along_axis(self.values_of(weights, batch, 0, action), made, axis=3)[..., 0]
 
         def critic_loss(weights):
             each = self.rows(lambda b, length: np.full(length, batch["weights"][b]))
             return np.mean(each[:, None] * 0.5 * (errors(weights) ** 2).sum(axis=0))
 
         probability, logarithm = policy(self.weights["policy"], obs, 0)
-        fixed = self.values(self.weights["critics"], obs, self.drawn(obs, logarithm, uniforms[1])).min(axis=0)
+        fixed = self.values_of(self.weights["critics"], batch, 0, self.drawn(obs, logarithm, uniforms[1])).min(axis=0)
 
         def policy_loss(weights):
             probability, logarithm = policy(weights, obs, 0)
@@ -231,7 +258,7 @@ def test_updates_of_policies_are_those_of_the_equations(changes):
     agent = MASAC(SPACES, MASAC.Settings(**BASE | {"target_entropy": 0.5} | changes))
     begun = {name: value.copy() for name, value in weights_of(agent, "").items()}
     oracle = Actors(agent)
-    for update, batch in enumerate(windows(3, 4, UNITS)):
+    for update, batch in enumerate(windows(2, 4, UNITS)):
         torch.manual_seed(update)
         uniforms = [np.float64(torch.rand(batch["mask"].size, AGENTS, ACTIONS)) for _ in range(2)]
         expected = oracle.learn(batch, uniforms)

@@ -1,4 +1,4 @@
-"""Two agents of tuples, as in lbforaging and rware: both must stand on the same one of five places and lift."""
+"""Two agents of tuples, as in lbforaging and rware: they lift a load together, or recall what they were shown."""
 
 from typing import Any
 
@@ -42,6 +42,29 @@ class Lift(gymnasium.Env[Any, Any]):
         return {"action_mask": [[place > 0, place < 4, True] for place in self.places]} if self.masks else {}
 
 
+class Recall(gymnasium.Env[Any, Any]):
+    """A number, 0 or 1, is shown in the first of three steps; the team is paid if both choose it in the last one."""
+
+    observation_space = Tuple([Box(-1, 1, (2,), np.float32)] * 2)
+    action_space = Tuple([Discrete(2)] * 2)
+    render_mode = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.steps, self.number = 0, int(self.np_random.integers(2))
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        over = self.steps == 3
+        return self._seen(), [float(over and all(one == self.number for one in action)) / 2] * 2, over, False, {}
+
+    def _seen(self) -> Any:
+        shown = 2 * self.number - 1 if self.steps == 0 else 0
+        return (np.array([shown, self.steps - 1], np.float32).clip(-1, 1),) * 2
+
+
+gymnasium.register("Recall-v0", "tests.envs.tuple_world:Recall")
 PATH = "tests.envs.tuple_world:Lift"
 gymnasium.register("Lift-v0", PATH, kwargs={"max_episode_steps": 12})
 gymnasium.register("MaskedLift-v0", PATH, kwargs={"max_episode_steps": 12, "masks": True})

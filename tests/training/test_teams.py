@@ -93,6 +93,25 @@ def test_actors_play_for_a_team(changes):
         np.testing.assert_array_equal(batch.reward, batch["rewards"].sum(axis=1))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "recurrent"), [("vdn", True), ("qmix", True), ("masac", True), ("qmix", False)])
+def test_agents_that_remember_solve_what_others_cannot(algorithm, recurrent):
+    """Without memory a team is paid at best every other time: what it was shown is no longer to be seen."""
+    exploring = {} if algorithm == "masac" else {"epsilon_end": 0.3, "epsilon_steps": 0}
+    memory = {"recurrent": True, "length": 3, "batch_size": 32} if recurrent else {}
+    recipe = load_recipe(algorithm).override(
+        env="tests.envs.tuple_world:Recall-v0", num_envs=8, steps=4_000, warmup_steps=400, update_every=8,
+        capacity=4_000, hidden_units=32, learning_rate=3e-3, n_step=1, target_tau=0.05, gamma=0.95, evaluate_every=0,
+        checkpoint_every=4_000, device="cpu", **memory, **exploring,
+    )  # fmt: skip
+    trained = Trained(recipe)
+    with closing(trained):
+        vector = recipe.env.make(8)
+        with closing(vector):
+            mean = np.mean(play(trained.agent, vector, 64, 0.0, seed=3))
+    assert mean == 1 if recurrent else mean < 0.8
+
+
 def test_fields_of_the_agent_stand_beside_those_of_the_infos():
     """As of a recurrent agent for teams, which stores its state."""
     recipe = quick("qmix")

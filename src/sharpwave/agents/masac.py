@@ -2,8 +2,8 @@
 
 An agent acts by its own observation. Its critics are trained with the state and the others' actions, and give a value
 for each of its own actions; so its policy is improved over all of them, given the others' actions. Policies and critics
-are networks that the agents share and that are told their number. With ``recurrent`` policies also see the agent's last
-action and remember what they saw; critics, which see the whole team, do not. The entropy is weighed by a temperature,
+are networks that the agents share and that are told their number. With ``recurrent`` both also see last actions and
+remember what they saw; a critic's memory begins anew in each window. The entropy is weighed by a temperature,
 which is learned so that the policies keep a share of the entropy of uniformly random legal actions.
 
 Sources: Iqbal and Sha (2019), Actor-attention-critic for multi-agent reinforcement learning, section 3 (without its
@@ -85,22 +85,28 @@ class MASAC(TeamAgent):
         return network
 
     def critic_networks(self) -> nn.ModuleList:
-        """Make two fresh critics: inputs of ``values`` -> Q [B, N, A]."""
-        from sharpwave.agents.team_networks import layers
+        """Make two fresh critics: what ``values`` gives them -> Q [B, N, A]."""
+        from sharpwave.agents.team_networks import RecurrentCritic, layers
 
-        others = self.team.agents * self.team.actions
+        others, units, actions = self.team.agents * self.team.actions, self.settings.hidden_units, self.team.actions
         size = self.inputs.state_size + self.inputs.features + others
-        made = [layers(size, self.settings.hidden_units, self.team.actions) for _ in range(2)]
+        made: list[nn.Module] = [
+            RecurrentCritic(size, others, units, actions) if self.settings.recurrent else layers(size, units, actions)
+            for _ in range(2)
+        ]
         return nn.ModuleList(made).to(self.device)
 
-    def values(self, critics: nn.ModuleList, seen: TeamSeen, action: Tensor) -> Tensor:
+    def values(self, critics: nn.ModuleList, known: list[Tensor], action: Tensor) -> Tensor:
         """Return both critics' values of each agent's actions, given those of the others, float32 [2, B, N, A].
 
         Args:
+            known: what each critic knows, float32 [B, N, ...]: the state beside the agent's observation, or its memory.
             action: int64 [B, N], of which each agent's critics see those of the others.
         """
-        inputs = torch.cat([seen.each_state, others_actions(action, self.team.actions)], dim=2)
-        return torch.stack([critic(inputs) for critic in critics])
+        others = others_actions(action, self.team.actions)
+        return torch.stack(
+            [critic(torch.cat([one, others], dim=2)) for critic, one in zip(critics, known, strict=True)]
+        )
 
     # act
 
@@ -118,11 +124,11 @@ class MASAC(TeamAgent):
         given = self.settings.temperature
         return self.log_temperature[0].detach().exp() if given is None else torch.tensor([given], device=self.device)
 
-    def next_value(self, seen: TeamSeen, logits: Tensor) -> Tensor:
+    def next_value(self, seen: TeamSeen, logits: Tensor, known: list[Tensor]) -> Tensor:
         """Return the soft value of each agent in observations, of the target critics, float32 [B, N]."""
         with torch.no_grad():
             policy, log_policy = legal_policy(logits, seen.legal)
-            q = self.values(self.target, seen, drawn(log_policy, seen.legal)).amin(dim=0)
+            q = self.values(self.target, known, drawn(log_policy, seen.legal)).amin(dim=0)
             return (policy * (q - self.temperature() * log_policy)).sum(dim=2)
 
     def rewards(self, batch: Any) -> Tensor:
@@ -142,15 +148,15 @@ class MASAC(TeamAgent):
         own: Tensor = batch.fields[REWARDS]
         return own
 
-    def policy_loss(self, seen: TeamSeen, logits: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    def policy_loss(self, seen: TeamSeen, logits: Tensor, known: list[Tensor], real: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of policy and temperature, and the mean entropy of agents that have a choice.
 
         Args:
-            logits: float32 [B, N, A], for ``seen``.  real: bool [B], steps that count.
+            logits: float32 [B, N, A], for ``seen``.  known: as of ``values``.  real: bool [B], steps that count.
         """
         policy, log_policy = legal_policy(logits, seen.legal)
         with torch.no_grad():
-            q = self.values(self.critics, seen, drawn(log_policy, seen.legal)).amin(dim=0)
+            q = self.values(self.critics, known, drawn(log_policy, seen.legal)).amin(dim=0)
         loss = (policy * (self.temperature() * log_policy - q)).sum(dim=2)[real].mean()
         entropy = -(policy * log_policy).sum(dim=2).detach()
         choices = seen.legal.sum(dim=2)
@@ -163,45 +169,49 @@ class MASAC(TeamAgent):
 
     def learn(self, batch: Any, step: int) -> Learned:
         """Make one update of critics, policy and temperature, each along its gradient at the same weights."""
-        seen, logits, targets, real = self.windows(batch) if self.settings.recurrent else self.transitions(batch)
+        seen, logits, known, targets, real = (self.windows if self.settings.recurrent else self.transitions)(batch)
         action, weights = batch.action.reshape(-1, self.team.agents), batch.weights
         weights = weights.repeat_interleave(len(action) // len(weights))
-        error = targets - taken(self.values(self.critics, seen, action), action.expand(2, -1, -1))
+        error = targets - taken(self.values(self.critics, known, action), action.expand(2, -1, -1))
         loss = (weights * 0.5 * error.square().sum(dim=0).mean(dim=1))[real].mean()
-        policy_loss, entropy = self.policy_loss(seen, logits, real)
+        policy_loss, entropy = self.policy_loss(seen, logits, known, real)
         metrics = {"loss": loss.detach(), "entropy": entropy, "temperature": self.temperature()}
         self.minimize(loss + policy_loss, self.critics, self.policy)
         move_towards(self.target, self.critics, self.settings.target_tau)
         td_error = error.detach().mean(dim=(0, 2)) * real
         return Learned(td_error.reshape(batch.mask.shape) if self.settings.recurrent else td_error, metrics)
 
-    def transitions(self, batch: Any) -> tuple[TeamSeen, Tensor, Tensor, Tensor]:
-        """Return the inputs of a batch's observations, the policy's logits for them, the critics' targets, float32
-        [B, N], and which rows count, bool [B]."""
+    def transitions(self, batch: Any) -> tuple[TeamSeen, Tensor, list[Tensor], Tensor, Tensor]:
+        """Return the inputs of a batch's observations, the policy's logits for them, what critics know there, their
+        targets, float32 [B, N], and which rows count, bool [B]."""
         with torch.no_grad():
             behind = self.inputs(batch.next_obs)
-            reward = self.learned_from(self.rewards(batch))
-            targets = reward + batch.discount[:, None] * self.next_value(behind, self.policy(behind.agents))
+            value = self.next_value(behind, self.policy(behind.agents), [behind.each_state] * 2)
+            targets = self.learned_from(self.rewards(batch)) + batch.discount[:, None] * value
         seen = self.inputs(batch.obs)
-        return seen, self.policy(seen.agents), targets, torch.ones_like(batch.weights, dtype=torch.bool)
+        real = torch.ones_like(batch.weights, dtype=torch.bool)
+        return seen, self.policy(seen.agents), [seen.each_state] * 2, targets, real
 
-    def windows(self, batch: Any) -> tuple[TeamSeen, Tensor, Tensor, Tensor]:
+    def windows(self, batch: Any) -> tuple[TeamSeen, Tensor, list[Tensor], Tensor, Tensor]:
         """Do as ``transitions`` for the steps of windows, B * L rows, of which those of padding do not count."""
         mask, agents = batch.mask, self.team.agents
         both = self.along(batch)
         logits = self.unrolled(self.policy, both, batch)
+        made = self.last_actions(batch).flatten(2)[:, :, None].expand(-1, -1, agents, -1)
+        each = torch.cat([both.each_state.unflatten(0, made.shape[:2]), made], dim=3)
 
-        def part(columns: slice) -> tuple[TeamSeen, Tensor]:
-            parts = (one.unflatten(0, (len(mask), -1))[:, columns].flatten(0, 1) for one in both)
-            return type(both)(*parts), logits[:, columns].flatten(0, 1)
+        def part(critics: Any, columns: slice) -> tuple[TeamSeen, Tensor, list[Tensor]]:
+            parts = (one.unflatten(0, made.shape[:2])[:, columns].flatten(0, 1) for one in both)
+            known = [critic.remember(each)[:, columns].flatten(0, 1) for critic in critics]
+            return type(both)(*parts), logits[:, columns].flatten(0, 1), known
 
         with torch.no_grad():
-            value = self.next_value(*part(slice(1, None))).unflatten(0, mask.shape)
+            value = self.next_value(*part(self.target, slice(1, None))).unflatten(0, mask.shape)
             reward = self.rewards(batch)
             reward = self.learned_from(reward, mask[:, :, None].expand_as(reward)).expand_as(value)
             discount, ends = (one[:, :, None].expand_as(value) for one in (batch.discount, window_ends(mask)))
             targets = n_step_targets(reward, discount, value, ends, self.settings.replay.n_step)
-        return *part(slice(-1)), targets.reshape(-1, agents), mask.flatten()
+        return *part(self.critics, slice(-1)), targets.reshape(-1, agents), mask.flatten()
 
 
 def legal_policy(logits: Tensor, legal: Tensor) -> tuple[Tensor, Tensor]:

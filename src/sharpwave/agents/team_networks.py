@@ -109,6 +109,38 @@ def layers(inputs: int, units: int, outputs: int) -> nn.Sequential:
     )
 
 
+class RecurrentCritic(nn.Module):
+    """Critic of agents that remember: a layer and a GRU over what the team sees and did, then two layers.
+
+    Args:
+        inputs: length of what it sees in a step.  others: length of what it is told beside its memory.
+        units: of each layer, and of the memory.  actions: A.
+    Source: Wang, Everett and How (2020), R-MADDPG for partially observable environments and limited communication.
+    """
+
+    def __init__(self, inputs: int, others: int, units: int, actions: int) -> None:
+        super().__init__()
+        self.torso, self.core = (
+            nn.Sequential(nn.Linear(inputs, units), nn.ReLU()),
+            nn.GRU(units, units, batch_first=True),
+        )
+        self.head = nn.Sequential(nn.Linear(units + others, units), nn.ReLU(), nn.Linear(units, actions))
+
+    def remember(self, seen: Tensor) -> Tensor:
+        """Map what each agent's critic sees along windows, [B, T, N, inputs], to its memory, [B, T, N, units].
+
+        It begins with zeros, as in an episode's first step.
+        """
+        remembered, _ = self.core(self.torso(seen).transpose(1, 2).flatten(0, 1))
+        found: Tensor = remembered.unflatten(0, (len(seen), -1)).transpose(1, 2)
+        return found
+
+    def forward(self, known: Tensor) -> Tensor:
+        """Map memories, with the others' actions behind them, [..., units + others], to Q [..., A]."""
+        q: Tensor = self.head(known)
+        return q
+
+
 class Moments(nn.Module):
     """Running mean and deviation of all numbers so far."""
 

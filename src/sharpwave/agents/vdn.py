@@ -235,16 +235,20 @@ class TeamAgent(NetworkAgent):
         found: TeamSeen = self.inputs({name: part[:, :columns].flatten(0, 1) for name, part in batch.obs.items()})
         return found
 
+    def last_actions(self, batch: Any) -> Tensor:
+        """Return each agent's action before each step of windows and before the one after them, one-hot, float32
+        [B, L + 1, N, A]."""
+        made = nn.functional.one_hot(batch.action.long(), self.team.actions).float()
+        return torch.cat([batch[CORE][:, None, :, self.settings.hidden_units :], made], dim=1)
+
     def unrolled(self, network: Any, seen: TeamSeen, batch: Any) -> Tensor:
         """Return the network's outputs for ``along(batch)``, float32 [B, L + 1, N, A].
 
         Agents are rows of their own. Padding is behind a window's steps, whose outputs it cannot reach.
         """
-        size, actions = len(batch.mask), self.team.actions
-        remembered, last = batch[CORE].split([self.settings.hidden_units, actions], dim=2)
-        taken = nn.functional.one_hot(batch.action.long(), actions).float()
-        last = torch.cat([last[:, None], taken], dim=1)
-        rows = torch.cat([seen.agents.unflatten(0, (size, -1)), last], dim=3).transpose(1, 2).flatten(0, 1)
+        size, remembered = len(batch.mask), batch[CORE][:, :, : self.settings.hidden_units]
+        seen_and_made = torch.cat([seen.agents.unflatten(0, (size, -1)), self.last_actions(batch)], dim=3)
+        rows = seen_and_made.transpose(1, 2).flatten(0, 1)
         begin = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
         out = network.unroll(rows.flatten(0, 1), rows[:, :, :0], remembered.flatten(0, 1), begin, burn_in=0)
         found: Tensor = out.unflatten(0, (size, -1)).transpose(1, 2)
