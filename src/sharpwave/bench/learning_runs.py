@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -79,20 +80,22 @@ def all_runs(
     out: Path,
     at_a_time: int,
     say: Callable[[str], None] = print,
+    minutes: float | None = None,
 ) -> list[Line]:
     """Return a line for each run. Those that ``out`` lacks are made, each in a process of its own, and appended.
 
     Args:
         command: run and its folder -> command of a process that makes it and prints its line last.
         runs: folder of the runs' folders and of what their processes print.
+        minutes: no run is begun after so many; the lines of those are missing. None: all are made.
     Raises:
         RuntimeError: a run failed.
     """
     done, lock = lines_of(out), threading.Lock()
-    stopping = threading.Event()
+    stopping, begun = threading.Event(), time.monotonic()
 
     def make(key: Key) -> None:
-        if stopping.is_set():
+        if stopping.is_set() or (minutes is not None and time.monotonic() - begun > minutes * 60):
             return
         task, agent, seed = key
         folder = runs / f"{task.replace('/', '-')}-{agent.replace(' ', '-')}-{seed}"
@@ -121,7 +124,7 @@ def all_runs(
         except BaseException:
             stopping.set()
             raise
-    return [done[key] for key in wanted]
+    return [done[key] for key in wanted if key in done]
 
 
 def by_agent(lines: Sequence[Line]) -> dict[str, dict[str, list[float]]]:

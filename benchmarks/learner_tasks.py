@@ -1,4 +1,4 @@
-"""Tasks and agents of ``learning.py`` that the package lacks; environments: ``learning_tasks:MemoryChain-v0``.
+"""Tasks and agents of ``learners.py`` that the package lacks; environments: ``learner_tasks:MemoryChain-v0``.
 
 Memory tasks for agents without memory (stacks of four observations, and a DQN with demonstrations); IMPALA that acts
 with weights 1 to 10 versions old, repeatably and in one process; and bsuite's memory chain. bsuite pins nothing that

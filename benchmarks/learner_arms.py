@@ -1,0 +1,269 @@
+"""Arms of ``learners.py``: the agents on each task, with their recipes, settings and seeds, and peers beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sharpwave.bench.learning_runs import EPSILON
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An agent on a task: a recipe and what is changed in it.
+
+    Attributes:
+        changes: settings; "{seed}" in a text stands for the run's seed.
+        demonstrated: it learns from recorded episodes of the task's expert.
+        epsilon: probability of a random action when it is measured.
+        seeds: those that are run unless ``--seeds`` names others: none that a setting was chosen by.
+        peer: another library's agent in the recipe's environment, for as many steps: arguments of
+            ``learner_peers.trained``; of ``{}`` it is Stable-Baselines3's with the recipe's settings. None: ours.
+    """
+
+    recipe: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    demonstrated: bool = False
+    epsilon: float = EPSILON
+    seeds: tuple[int, ...] = (101, 102, 103, 104, 105)
+    peer: dict[str, Any] | None = None
+
+
+FOUR_FRAMES = {
+    "num_envs": 8, "steps": 40_000, "network": "mlp", "hidden_units": 64, "learning_rate": 1e-3, "target_tau": 0.0,
+    "target_every": 800, "average_decay": 0.0, "n_step": 5, "batch_size": 128, "update_every": 8, "gamma": 0.99,
+    "epsilon_end": 0.05, "epsilon_steps": 10_000, "evaluate_every": 0, "codec": "raw",
+}  # fmt: skip
+"""A DQN over stacks of four observations, otherwise with what the recurrent recipes have."""
+
+TASKS: dict[str, dict[str, Arm]] = {
+    "tmaze": {
+        "r2d2": Arm("tmaze", seeds=(401, 402, 403, 404, 405)),
+        "dqn-4-frames": Arm(
+            "gymnasium", FOUR_FRAMES | {"env": "learner_tasks:TMaze4-v0"}, seeds=(401, 402, 403, 404, 405)
+        ),
+    },
+    "lock": {
+        "r2d3": Arm("lock", demonstrated=True),
+        "r2d2": Arm("tmaze", {"env": "sharpwave/Lock-v0", "length": 8, "burn_in": 0, "stride": 8}),
+        "dqn-4-frames-demonstrated": Arm(
+            "demonstrated-dqn", FOUR_FRAMES | {"env": "learner_tasks:Lock4-v0", "demonstration_share": 0.25}, True
+        ),
+    },
+}
+
+REPEAT_FIRST = {
+    "env": "popgym:popgym-RepeatFirstEasy-v0", "length": 52, "stride": 52, "burn_in": 0, "gamma": 0.5, "n_step": 1,
+    "adam_eps": 1e-7,
+}  # fmt: skip
+"""A window is an episode. What an action is worth shows at once, in rewards of 1/51."""
+OF_OTHERS = {
+    "repeat-first": {"r2d2": Arm("tmaze", REPEAT_FIRST, seeds=(401, 402, 403))},
+    "memory-chain": {"r2d2": Arm("tmaze", {"env": "learner_tasks:MemoryChain-v0"}, seeds=(401, 402, 403))},
+}
+"""Memory tasks of popgym and bsuite, which no extra installs."""
+
+MINATAR_AGENTS = {
+    "dqn": Arm("minatar", seeds=(101, 102, 103, 104, 105, 106, 107)),
+    "dqn+": Arm("minatar", {"double": True, "n_step": 3}),
+    "rainbow": Arm("minatar-rainbow", seeds=(121, 122, 123, 124, 125)),
+    "iqn": Arm("minatar-iqn"),
+    "pqn": Arm("minatar-pqn"),
+}
+MINATAR_GAMES = {
+    "breakout": "Breakout", "asterix": "Asterix", "freeway": "Freeway", "seaquest": "Seaquest",
+    "space_invaders": "SpaceInvaders",
+}  # fmt: skip
+MINATAR = {
+    f"minatar-{game}": {
+        agent: replace(arm, changes=arm.changes | {"env": f"MinAtar/{name}-v1", "evaluate_every": 0})
+        for agent, arm in MINATAR_AGENTS.items()
+    }
+    for game, name in MINATAR_GAMES.items()
+}
+"""All from the same network, samples and updates, but PQN, which keeps no replay memory."""
+
+ATARI = {
+    "breakout": {
+        "rainbow": Arm("atari", {"env": "breakout", "threads": 1, "max_minutes": 60.0}, seeds=(301, 302, 303)),
+    },
+    **{
+        game: {"rainbow": Arm("atari", {"env": game, "threads": 1, "sticky": 0.25, "steps": 500_000}, seeds=(321,))}
+        for game in ("seaquest", "qbert")
+    },
+}
+PONG_FAIR = {
+    "sticky": 0.25, "actions": "", "crop": "0:210", "steps": 500_000, "stop_reward": None, "stop_worst": None,
+    "evaluate_every": 250_000, "evaluate_from": None,
+}  # fmt: skip
+ATARI["pong-fair"] = {"rainbow": Arm("pong", PONG_FAIR, seeds=(321,))}
+"""Recipe ``pong`` on the game as Machado et al. (2018) ask for it: sticky actions, all six, the whole screen."""
+FIXED: dict[str, Any] = {"stop_reward": None, "evaluate_every": 0}
+STALE = FIXED | {"steps": 300_000, "learning_rate_end": 1e-5, "learning_rate_steps": 300_000, "entropy_cost": 0.1}
+"""Chosen with V-trace on seeds 100 to 104. The recipe's own settings were tried first, on seeds 0 to 4."""
+OURS = (0, 1, 2, 3, 4)
+FIRST = (*range(10), *range(20, 25))
+"""Seeds of the recipe's own settings, which no run with old weights had a part in choosing."""
+ON_POLICY = {
+    "cartpole": {
+        **{f"ppo-k{k}": Arm("cartpole-ppo", FIXED | {"epochs": k}, seeds=OURS) for k in (1, 2, 4)},
+        **{agent: Arm(f"cartpole-{agent}", FIXED, seeds=OURS) for agent in ("impala", "a2c", "a3c")},
+    },
+    "cartpole-stale": {
+        "v-trace": Arm("stale-impala", STALE, seeds=(10, 11, 12, 13, 14)),
+        "without": Arm("stale-impala", STALE | {"vtrace": False}, seeds=(10, 11, 12, 13, 14)),
+        "v-trace-first": Arm("stale-impala", FIXED, seeds=FIRST),
+        "without-first": Arm("stale-impala", FIXED | {"vtrace": False}, seeds=FIRST),
+    },
+    "minatar-ppo": {
+        f"k{k}": Arm("minatar-ppo", {"epochs": k, "evaluate_every": 0, "steps": 250_000}, seeds=OURS) for k in (1, 2, 4)
+    },
+}
+"""Agents that use data up; ``cartpole-stale``: acting with weights 1 to 10 versions old (learner_tasks.py)."""
+PEER = "stable-baselines3 "
+"""Prefix of the names of Stable-Baselines3's agents."""
+MUJOCO = {
+    task: {
+        who + agent: Arm(
+            agent,
+            {"env": env, "steps": 50_000 if agent == "td3" else steps, "evaluate_every": 0} | first,
+            epsilon=0.0,
+            seeds=OURS[:3],
+            peer={} if who == PEER else None,
+        )
+        for who, agent in (("", "sac"), ("", "td3"), ("", "crossq"), (PEER, "sac"), (PEER, "td3"))
+    }
+    for task, env, steps, first in (
+        ("halfcheetah", "HalfCheetah-v5", 50_000, {}),
+        ("inverted-pendulum", "InvertedPendulum-v5", 15_000, {"random_steps": 1_000, "warmup_steps": 1_000}),
+        ("hopper", "Hopper-v5", 50_000, {}),
+    )
+}
+LUNARLANDER = {"lunarlander": {"dqn": Arm("lunarlander", seeds=(511, 512, 513))}}
+TWO_STEP = {"env": "sharpwave/TwoStep-v0", "steps": 10_000, "evaluate_every": 0}
+UNTRAINED = {"steps": 2_000, "evaluate_every": 0}
+"""The warm-up of recipes ``vdn``, ``qmix`` and ``masac``, after which no update has been made."""
+TEAMS = {
+    "two-step": {
+        "qmix": Arm(  # with VDN's steps
+            "qmix",
+            TWO_STEP | {"epsilon_end": 1.0, "learning_rate": 1e-3, "target_tau": 0.01, "n_step": 1},
+            seeds=OURS,
+        ),
+        "vdn": Arm("vdn", TWO_STEP | {"epsilon_end": 1.0}, seeds=OURS),
+        "masac": Arm("masac", TWO_STEP, seeds=OURS),
+    },
+    "spread": {
+        "random": Arm("qmix", UNTRAINED, epsilon=1.0, seeds=OURS),
+        **{
+            name + what: Arm(name, changes, seeds=OURS)
+            for name in ("qmix", "vdn", "masac")
+            for what, changes in ((" untrained", UNTRAINED), ("", {"evaluate_every": 0}))
+        },
+    },
+}
+"""The matrix game of the QMIX paper, under uniform exploration as there, and mpe2's simple_spread."""
+RECURRENT = {
+    "num_envs": 16, "steps": 200_000, "capacity": 200_000, "codec": "raw", "threads": 1, "checkpoint_every": 100_000,
+    "warmup_steps": 2_000, "update_every": 4, "stop_reward": 0.9, "evaluate_every": 10_000, "network": "mlp",
+    "hidden_units": 64, "learning_rate": 1e-3, "adam_eps": 1e-5, "target_every": 2_000, "dueling": False,
+    "batch_size": 32, "gamma": 0.997, "epsilon_start": 0.2, "epsilon_end": 0.2, "epsilon_steps": 0,
+    "core": "gru", "core_units": 64, "rescale": False, "length": 20, "burn_in": 0, "stride": 20,
+}  # fmt: skip
+NOVELTY = {
+    "policies": 4, "min_gamma": 0.97, "max_modulator": 100.0, "max_beta": 3.0, "embedding_size": 16,
+    "episodic_memory": 32, "intrinsic_scale": 0.003, "novelty_learning_rate": 1e-5,
+}  # fmt: skip
+"""Settings of recipe ``deep-sea`` for other agents than Agent57."""
+OF_CORES = {"core", "core_units", "rescale", "length", "burn_in", "stride", "target_every"}
+FEEDFORWARD = {name: one for name, one in RECURRENT.items() if name not in OF_CORES and "epsilon" not in name}
+SEA = {"env": "learner_tasks:DeepSea{seed}-v0"}
+UNSEEN = (10, 11, 12, 13, 14)
+"""Settings were chosen on 0 and 100 to 107, and 1 to 4 were looked at meanwhile."""
+DEEP_SEA = {
+    "deep-sea": {
+        "agent57": Arm("deep-sea", SEA, seeds=UNSEEN),
+        "ngu": Arm("ngu", RECURRENT | NOVELTY | SEA, seeds=UNSEEN),
+        "r2d2": Arm("r2d2", RECURRENT | SEA, seeds=UNSEEN),
+        "dqn": Arm("gymnasium", FEEDFORWARD | SEA | {"epsilon_steps": 100_000, "batch_size": 128}, seeds=UNSEEN),
+    }
+}
+"""Deep sea of 20 rows, of another mapping of the actions for each seed. DQN's epsilon falls from 1 to .02."""
+SBX = "sbx "
+"""Prefix of the names of SBX's agents."""
+START = {"learning_starts": 5_000}
+DROPOUT = {"gradient_steps": 20, "policy_delay": 20, "policy_kwargs": {"dropout_rate": 0.01, "layer_norm": True}}
+ROBOT_PEERS: dict[str, dict[str, Any]] = {
+    SBX + "sac": {"library": "sbx", "algorithm": "SAC", "settings": START},
+    SBX + "tqc": {"library": "sbx", "algorithm": "TQC", "settings": START},
+    SBX + "crossq": {"library": "sbx", "algorithm": "CrossQ", "settings": START},
+    SBX + "droq": {"library": "sbx", "algorithm": "SAC", "settings": START | DROPOUT},
+    SBX + "simba": {
+        "library": "sbx", "algorithm": "SAC", "policy": "SimbaPolicy", "settings": START,
+        "normalize": {"norm_reward": False},
+    },
+    PEER + "sac": {"library": "sb3", "algorithm": "SAC", "settings": START},
+    PEER + "td3": {"library": "sb3", "algorithm": "TD3", "settings": START, "action_noise": 0.1},
+}  # fmt: skip
+"""Agents of other libraries with their own defaults, and the first random steps of recipe ``sac``."""
+ROBOTS = {
+    f"{env}-100k": {
+        agent: Arm(
+            "sac" if peer else agent,
+            {"env": f"{env}-v5", "steps": 100_000, "evaluate_every": 0},
+            epsilon=0.0,
+            seeds=(201, 202, 203, 204, 205),
+            peer=peer,
+        )
+        for agent, peer in ({"sac": None, "crossq": None, "td3": None} | ROBOT_PEERS).items()
+    }
+    for env in ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid")
+}
+"""MuJoCo's robots at 100,000 steps, a quarter of an hour to an hour of one core each."""
+
+NORMALIZED: dict[str, Any] = {}
+SDE = {"use_sde": True, "policy_kwargs": {"log_std_init": -2, "ortho_init": False}}
+ROBUST_A2C = {
+    "ent_coef": 0.0, "max_grad_norm": 0.5, "n_steps": 8, "gae_lambda": 0.9, "vf_coef": 0.4, "gamma": 0.99,
+    "normalize_advantage": False, **SDE,
+}  # fmt: skip
+ZOO: dict[tuple[str, str], tuple[int, dict[str, Any] | None, dict[str, Any]]] = {
+    ("pendulum", "ppo"): (4, None, {
+        "n_steps": 1024, "gae_lambda": 0.95, "gamma": 0.9, "n_epochs": 10, "ent_coef": 0.0, "learning_rate": 1e-3,
+        "clip_range": 0.2, "use_sde": True, "sde_sample_freq": 4,
+    }),
+    ("acrobot", "ppo"): (16, NORMALIZED, {
+        "n_steps": 256, "gae_lambda": 0.94, "gamma": 0.99, "n_epochs": 4, "ent_coef": 0.0,
+    }),
+    ("lunarlander", "ppo"): (16, None, {
+        "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98, "gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01,
+    }),
+    ("bipedalwalker", "ppo"): (32, NORMALIZED, {
+        "n_steps": 2048, "batch_size": 64, "gae_lambda": 0.95, "gamma": 0.999, "n_epochs": 10, "ent_coef": 0.0,
+        "learning_rate": 3e-4, "clip_range": 0.18,
+    }),
+    ("acrobot", "a2c"): (16, NORMALIZED, {"ent_coef": 0.0}),
+    ("lunarlander", "a2c"): (8, None, {
+        "gamma": 0.995, "n_steps": 5, "learning_rate": "lin_0.00083", "ent_coef": 1e-5,
+    }),
+    ("pendulum", "a2c"): (8, NORMALIZED, ROBUST_A2C | {"learning_rate": "lin_0.0007"}),
+    ("bipedalwalker", "a2c"): (16, NORMALIZED, ROBUST_A2C | {"learning_rate": "lin_0.00096"}),
+}  # fmt: skip
+"""Environments, arguments of VecNormalize, and settings of Stable-Baselines3's zoo (hyperparams/ppo.yml, a2c.yml)."""
+CLASSIC: dict[str, dict[str, Arm]] = {}
+for (_env, _agent), (_lanes, _normalize, _settings) in ZOO.items():
+    _peer = {
+        "library": "sb3", "algorithm": _agent.upper(), "num_envs": _lanes, "normalize": _normalize,
+        "settings": _settings,
+    }  # fmt: skip
+    CLASSIC.setdefault(f"classic-{_env}", {}).update(
+        {
+            _agent: Arm(f"{_env}-{_agent}", FIXED, epsilon=0.0, seeds=(201, 202, 203, 204, 205)),
+            PEER + _agent: Arm(f"{_env}-{_agent}", FIXED, seeds=(201, 202, 203, 204, 205), peer=_peer),
+        }
+    )
+GROUPS = {"minatar": [*MINATAR], "robots": [*ROBOTS], "classic": [*CLASSIC]}
+"""Tasks by the name that stands for all of them."""
+ASKED_FOR = OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS | MUJOCO | ROBOTS | CLASSIC | DEEP_SEA
+"""Tasks that are made where they are asked for."""
+TASKS |= MINATAR | ASKED_FOR

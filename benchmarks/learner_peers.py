@@ -1,0 +1,96 @@
+"""Agents of other libraries for ``learners.py``: train one, play held-out episodes, print a line of JSON.
+
+    PYTHON benchmarks/learner_peers.py '{"library": "sbx", "algorithm": "CrossQ", "env": "Hopper-v5", "steps": 100000,
+        "seed": 0, "episodes": 30, "held_out": 1879048192}'
+
+Libraries: ``sb3`` (Stable-Baselines3, torch) and ``sbx`` (its sibling in JAX). Only the standard library, gymnasium and
+the library itself are imported, so that each may have an environment of its own: ``learners.py --sbx PYTHON``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+LIBRARIES = {"sb3": "stable_baselines3", "sbx": "sbx"}
+
+
+def falling(begin: float) -> Callable[[float], float]:
+    """Return a schedule that falls from ``begin`` to 0, as ``linear_schedule`` of the libraries' zoo."""
+    return lambda left: left * begin
+
+
+def settings_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as the libraries take them: "lin_.001" is a schedule that falls to 0."""
+    return {
+        name: falling(float(one.removeprefix("lin_"))) if isinstance(one, str) and one.startswith("lin_") else one
+        for name, one in given.items()
+    }
+
+
+def trained(
+    library: str,
+    algorithm: str,
+    env: str,
+    steps: int,
+    seed: int,
+    episodes: int,
+    held_out: int,
+    settings: dict[str, Any] | None = None,
+    policy: str = "MlpPolicy",
+    num_envs: int = 1,
+    normalize: dict[str, Any] | None = None,
+    action_noise: float = 0.0,
+) -> dict[str, Any]:
+    """Train an agent with fixed seeds on one thread, and measure its last policy, deterministic, on fresh episodes.
+
+    Args:
+        held_out: first seed of the measured episodes.
+        normalize: arguments of ``VecNormalize``; None: observations and rewards as they are.
+        action_noise: deviation of Gaussian noise on actions in -1 ... 1; 0: none.
+    Returns:
+        the figures of a line: score, scores, steps, minutes of training.
+    """
+    import numpy as np
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.noise import NormalActionNoise
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    if library == "sb3":
+        import torch
+
+        torch.set_num_threads(1)
+    lanes: Any = make_vec_env(env, num_envs, seed=seed)
+    given = settings_of(settings or {})
+    if normalize is not None:
+        lanes = VecNormalize(lanes, gamma=given.get("gamma", 0.99), **normalize)
+    if action_noise:
+        size = lanes.action_space.shape
+        given["action_noise"] = NormalActionNoise(np.zeros(size), np.full(size, action_noise))
+    made = getattr(importlib.import_module(LIBRARIES[library]), algorithm)
+    model = made(policy, lanes, seed=seed, device="cpu", **given)
+    before = time.monotonic()
+    model.learn(steps)
+    minutes = (time.monotonic() - before) / 60
+
+    fresh: Any = make_vec_env(env, 1, seed=held_out)
+    if normalize is not None:
+        fresh = VecNormalize(fresh, training=False, norm_reward=False, norm_obs=lanes.norm_obs)
+        fresh.obs_rms = lanes.obs_rms
+    scores, _ = evaluate_policy(model, fresh, episodes, return_episode_rewards=True)
+    return {
+        "score": statistics.fmean(scores), "scores": [*map(float, scores)], "steps": steps, "minutes": minutes,
+        "reason": "its steps",
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    names = asked.pop("names", {})
+    print(json.dumps({**names, **trained(**asked)}))
