@@ -56,11 +56,11 @@ class Oracle:
         return h @ w["output.weight"].T + w["output.bias"]
 
     def critics(self, w, obs, action):
-        """Q [2, B], one critic after the other."""
+        """Q [K, B], one critic after the other."""
         x, found = np.concatenate([obs, action], axis=1), []
-        for k in range(2):
-            h = np.maximum(x @ w["first.weight"][k] + w["first.bias"][k], 0)
-            h = np.maximum(h @ w["second.weight"][k] + w["second.bias"][k], 0)
+        for k in range(len(w["output"])):
+            h = np.maximum(x @ w["hidden.0.weight"][k] + w["hidden.0.bias"][k], 0)
+            h = np.maximum(h @ w["hidden.2.weight"][k] + w["hidden.2.bias"][k], 0)
             found.append((h * w["output"][k]).sum(axis=1) + w["output_bias"][k])
         return np.stack(found)
 
@@ -167,12 +167,12 @@ class CrossQOracle(Oracle):
         return h @ w["output.weight"].T + w["output.bias"]
 
     def critics(self, w, obs, action, learning=False):
-        x, found = self.normalized(w, "norms.0", np.concatenate([obs, action], axis=1), learning), []
-        for k in range(2):
-            h = np.maximum(x @ w["first.weight"][k] + w["first.bias"][k], 0)
-            h = self.normalized(w, "norms.1", h, learning, k)
-            h = np.maximum(h @ w["second.weight"][k] + w["second.bias"][k], 0)
-            h = self.normalized(w, "norms.2", h, learning, k)
+        x, found = self.normalized(w, "joint", np.concatenate([obs, action], axis=1), learning), []
+        for k in range(len(w["output"])):
+            h = np.maximum(x @ w["hidden.0.weight"][k] + w["hidden.0.bias"][k], 0)
+            h = self.normalized(w, "hidden.2", h, learning, k)
+            h = np.maximum(h @ w["hidden.3.weight"][k] + w["hidden.3.bias"][k], 0)
+            h = self.normalized(w, "hidden.5", h, learning, k)
             found.append((h * w["output"][k]).sum(axis=1) + w["output_bias"][k])
         return np.stack(found)
 

@@ -6,8 +6,8 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 from sharpwave.agents.actions import NumberedActions
+from sharpwave.agents.continuous import BoxActions
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.sac import BoxActions
 
 
 def numbered(space: Space) -> NumberedActions:

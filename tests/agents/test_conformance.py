@@ -256,6 +256,32 @@ class TestSAC(AgentSuite):
         return SAC(spaces, settings, seed=seed)
 
 
+class TestTQC(AgentSuite):
+    """SAC of quantiles, with normalized observations, priorities, and a policy that is updated less often."""
+
+    spaces = Spaces(Dict(speed=Box(-1, 1, (2,), np.float32), gear=Discrete(4)), TestSAC.spaces.action)
+
+    def make_agent(self, spaces, seed):
+        settings = SAC.Settings(
+            hidden_units=16, random_steps=30, critics=3, quantiles=5, normalize_obs=True, policy_delay=2,
+            layer_norm=True, dropout=0.1, replay=TransitionsSettings(batch_size=8, prioritized=True),
+        )  # fmt: skip
+        return SAC(spaces, settings, seed=seed)
+
+
+class TestSimBa(AgentSuite):
+    """SAC of residual blocks and several critics, whose networks begin anew again and again."""
+
+    spaces = TestSAC.spaces
+
+    def make_agent(self, spaces, seed):
+        settings = SAC.Settings(
+            hidden_units=8, random_steps=30, blocks="simba", normalize_obs=True, weight_decay=0.01, critics=4,
+            target_critics=2, reset_every=7, replay=TransitionsSettings(batch_size=8),
+        )  # fmt: skip
+        return SAC(spaces, settings, seed=seed)
+
+
 class TestTD3(AgentSuite):
     """Over images, numbers and categories, with priorities and three steps; an action is a matrix of float64."""
 

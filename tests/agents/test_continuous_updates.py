@@ -7,8 +7,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from sharpwave.agents.actor_networks import BatchRenorm
 from sharpwave.agents.crossq import CrossQ
+from sharpwave.agents.hidden_layers import BatchRenorm
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.sac import SAC
 from sharpwave.agents.td3 import TD3
@@ -48,7 +48,9 @@ CASES = [
     (SAC, {"temperature": 0.3, "target_tau": 0.5}, SACOracle, 0.9, 2),
     (TD3, {}, TD3Oracle, 0.9, 1),
     (TD3, {"policy_delay": 1, "target_noise": 1.0, "target_noise_limit": 0.7}, TD3Oracle, 0.9, 1),
+    (TD3, {"critics": 3}, TD3Oracle, 0.9, 1),
     (CrossQ, {"critic_units": 6, "policy_delay": 2}, CrossQOracle, 0.5, 2),
+    (CrossQ, {"critic_units": 6, "policy_delay": 2, "critics": 3}, CrossQOracle, 0.5, 2),
 ]
 
 

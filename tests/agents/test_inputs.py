@@ -126,6 +126,7 @@ def test_running_statistics_are_those_of_all_that_was_measured(parts):
     rng = np.random.default_rng(len(parts))
     seen = (rng.normal(size=(sum(parts), 3)) * [1.0, 0.1, 0.0] + [0.0, 1e4, 7.0]).astype(np.float32)
     inputs = inputs_for(Box(-np.inf, np.inf, (3,), np.float32), standardize=True, vectors=RunningInputs)
+    assert isinstance(inputs, RunningInputs)
     for part in np.split(seen, np.cumsum(parts)[:-1]):
         standardize(inputs, torch.from_numpy(part), RunningInputs)
     exact = seen.astype(np.float64)

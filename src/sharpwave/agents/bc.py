@@ -19,12 +19,12 @@ from gymnasium.spaces import Box
 import sharpwave as sw
 from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with_legal, within
 from sharpwave.agents.architectures import networks
+from sharpwave.agents.continuous import BoxActions
 from sharpwave.agents.episode_outcomes import MeasuredData
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.losses import action_cross_entropy, squared
 from sharpwave.agents.protocol import Acted, Learned, Obs, ViewSettings
 from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, TransitionsSettings
-from sharpwave.agents.sac import BoxActions
 from sharpwave.configuration import Checked, setting
 from sharpwave.extras import Tensor, nn, torch
 

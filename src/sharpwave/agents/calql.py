@@ -20,7 +20,7 @@ from sharpwave.agents.learner import move_towards
 from sharpwave.agents.protocol import Learned
 from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, OnlineSettings, TransitionsSettings
 from sharpwave.agents.sac import LOG_STD, SAC, SACSettings, squash, twin_targets
-from sharpwave.configuration import setting
+from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, torch
 
 
@@ -58,6 +58,10 @@ class CalQLSettings(SACSettings, OnlineSettings):
     )
     random_steps: int = setting(0, "first steps, whose actions are uniformly random", EXPLORATION, at_least=0)
     actor_lr: float = setting(1e-4, "learning rate of Adam for the policy and the temperature", LEARNING, above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self, "quantiles", not self.quantiles, "0: the penalty is on the mean of the return")
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()
@@ -128,24 +132,26 @@ class CalQL(MeasuredData, SAC):
         reference = self.reference(batch) if settings.calibrated else torch.full_like(batch.reward, -math.inf)
         return conservative_penalty(values, log_density, q, reference, settings.sampled_actions)
 
-    def learn(self, batch: Any, step: int) -> Learned:
+    def update(self, batch: Any, moves: bool) -> Learned:
         """Make one update. Critics, policy and temperature move together, each along its gradient at the same
         weights."""
         inputs = self.inputs(batch.obs)
         with self.autocast():
-            q = self.critics(self.critics.torso(inputs), self.actions.scaled(batch.action))
-            action, log_prob = self.draw(inputs)
+            q = self.values(inputs, self.actions.scaled(batch.action))
+            drawn = self.draw(inputs) if moves else None
             penalty = self.penalty(batch, inputs, q)
         with self.autocast():
             targets = self.targets(batch)
-            gradient = self.value_gradient(inputs, action)
+            gradient = self.value_gradient(inputs, drawn[0]) if drawn else None
         loss, td_error = self.critic_loss(q, targets, batch.weights)
         penalized = (batch.weights * penalty).sum(dim=0).mean()
-        metrics = {"loss": loss.detach(), "penalty": penalized.detach(), **self.policy_metrics(log_prob)}
+        metrics = {"loss": loss.detach(), "penalty": penalized.detach()}
         # The authors' errors are not halved; so the weight of the penalty is theirs.
-        critics = 2.0 * loss + self.settings.conservatism * penalized
-        self.minimize(critics + self.policy_loss(action, log_prob, gradient))
-        assert self.target is not None
+        loss = 2.0 * loss + self.settings.conservatism * penalized
+        if drawn is not None and gradient is not None:
+            metrics |= self.policy_metrics(drawn[1])
+            loss = loss + self.policy_loss(*drawn, gradient)
+        self.minimize(loss)
         move_towards(self.target, self.critics, self.settings.target_tau)
         return Learned(td_error, metrics)
 

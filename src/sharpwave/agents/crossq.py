@@ -8,14 +8,17 @@ and simplicity.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sharpwave.agents.protocol import Learned
 from sharpwave.agents.replay import LEARNING, NETWORK
-from sharpwave.agents.sac import SAC, SACSettings, twin_targets
-from sharpwave.configuration import setting
+from sharpwave.agents.sac import SAC, SACSettings
+from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, torch
+
+if TYPE_CHECKING:
+    from sharpwave.agents.hidden_layers import LayerStyle
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class CrossQSettings(SACSettings):
 
     kind: ClassVar[str] = "crossq"
 
-    critic_units: int = setting(2048, "units of each of the critics' two hidden layers", NETWORK, at_least=1)
+    critic_units: int | None = setting(2048, "units of the critics' hidden layers", NETWORK, at_least=1)
     lr: float = setting(1e-3, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
     policy_delay: int = setting(
         3, "updates of the critics for each of the policy and its temperature", LEARNING, at_least=1
@@ -34,21 +37,26 @@ class CrossQSettings(SACSettings):
         yield from super().unused()
         yield "target_tau", "an agent with target networks"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self, "blocks", self.blocks == "plain", "plain: CrossQ's layers are normalized over the batch")
+        expect(self, "layer_norm", not self.layer_norm, "False: CrossQ's layers are normalized over the batch")
+
 
 class CrossQ(SAC):
     """CrossQ agent: soft actor-critic with normalized networks, and nothing that follows them."""
 
     Settings = CrossQSettings
-    COUNTS = ("updates",)
     BETAS = (0.5, 0.999)
-    NORMALIZED = True
-
-    def build(self) -> None:
-        super().build()
-        self.updates = 0
 
     def target_network(self) -> None:
         return None
+
+    def actor_style(self) -> LayerStyle:
+        return replace(super().actor_style(), normalized="batch")
+
+    def critic_style(self) -> LayerStyle:
+        return replace(super().critic_style(), normalized="batch")
 
     # learn
 
@@ -58,9 +66,9 @@ class CrossQ(SAC):
         Args:
             inputs: those of the batch's observations.
         Returns:
-            values with gradient, float32 [2, B], and their targets, float32 [B].
+            values with gradient and their targets, as of ``bootstrapped``.
         """
-        from sharpwave.agents.actor_networks import learning
+        from sharpwave.agents.hidden_layers import learning
 
         critics = self.critics
         with torch.no_grad():
@@ -70,19 +78,19 @@ class CrossQ(SAC):
         with learning(critics):
             values = critics(features, torch.cat([self.actions.scaled(batch.action), next_action]))
         q, next_q = values.chunk(2, dim=1)
-        bonus = -self.temperature() * log_prob
-        return q, twin_targets(next_q.detach(), bonus, batch.reward, batch.discount)
+        chosen = self.chosen_critics()
+        next_q = next_q.detach() if chosen is None else next_q.detach()[chosen]
+        return q, self.bootstrapped(next_q, log_prob, batch)
 
-    def learn(self, batch: Any, step: int) -> Learned:
-        from sharpwave.agents.actor_networks import learning
+    def update(self, batch: Any, moves: bool) -> Learned:
+        from sharpwave.agents.hidden_layers import learning
 
         inputs = self.inputs(batch.obs)
         with self.autocast():
             q, targets = self.joint_values(batch, inputs)
         loss, td_error = self.critic_loss(q, targets, batch.weights)
         metrics = {"loss": loss.detach()}
-        self.updates += 1
-        if self.updates % self.settings.policy_delay == 0:
+        if moves:
             with self.autocast():
                 with learning(self.actor):
                     action, log_prob = self.draw(inputs)

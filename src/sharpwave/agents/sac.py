@@ -1,29 +1,27 @@
-"""Soft actor-critic: a stochastic policy that maximizes return and entropy, learned off-policy from two critics.
+"""Soft actor-critic: a stochastic policy that maximizes return and entropy, learned off-policy from several critics.
 
-The weight of the entropy, the temperature, is learned too, so that the policy keeps a given entropy. ``TwinCritics``
-is the part that TD3 and CrossQ share: scaled actions, an actor and two critics, and losses of these.
+The weight of the entropy, the temperature, is learned too, so that the policy keeps a given entropy. Critics may
+predict quantiles of the return, as in TQC: of all their quantiles the largest are left out of the target.
 
-Source: Haarnoja et al. (2018), Soft actor-critic algorithms and applications, algorithm 1.
+Sources: Haarnoja et al. (2018), Soft actor-critic algorithms and applications, algorithm 1; Kuznetsov et al. (2020),
+Controlling overestimation bias with truncated mixture of continuous distributional quantile critics, algorithm 1.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box
 
-from sharpwave.agents.actions import within
-from sharpwave.agents.architectures import networks
-from sharpwave.agents.learner import PRECISIONS, NetworkAgent, move_towards
-from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces, space_text
-from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings, UpdateSettings
-from sharpwave.configuration import Checked, setting
+from sharpwave.agents.continuous import ContinuousAgent, ContinuousSettings
+from sharpwave.agents.learner import move_towards
+from sharpwave.agents.protocol import Learned
+from sharpwave.agents.replay import LEARNING, NETWORK
+from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
 
 LOG_STD = (-20.0, 2.0)
@@ -31,171 +29,7 @@ LOG_STD = (-20.0, 2.0)
 
 
 @dataclass(frozen=True)
-class TwinCriticsSettings(Checked, UpdateSettings):
-    """Settings that agents of continuous actions share; the defaults are those of Haarnoja et al. (2018)."""
-
-    replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=256))
-
-    network: str = setting(
-        "auto", "torso of actor and critics; auto: convolutions over images, none over vectors", NETWORK,
-        choices=networks,
-    )  # fmt: skip
-    hidden_units: int = setting(256, "units of each of the two hidden layers", NETWORK, at_least=1)
-    precision: str = setting(
-        "float32", "precision of hidden layers; auto: bfloat16 if the CPU supports it", LEARNING, choices=PRECISIONS
-    )
-
-    random_steps: int = setting(10_000, "first steps, whose actions are uniformly random", EXPLORATION, at_least=0)
-
-    lr: float = setting(3e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
-
-
-class BoxActions:
-    """Scaling of continuous actions between the bounds of their space and -1 ... 1, in which agents compute.
-
-    Args:
-        spaces: those of the agent: actions that are a Box of floats with bounds.
-        kind: the agent's name, for errors.
-
-    Attributes:
-        size: numbers of an action.
-    Raises:
-        ValueError: a space of another kind, or one without bounds.
-    """
-
-    def __init__(self, spaces: Spaces, kind: str) -> None:
-        space = spaces.action
-        if not isinstance(space, Box) or space.dtype.kind != "f":
-            raise ValueError(
-                f"{kind} needs continuous actions; {spaces.env} has {space_text(space)}; expected a Box of floats. "
-                "Discrete actions are learned by dqn and others: sharpwave train gymnasium --env ID"
-            )
-        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
-            raise ValueError(
-                f"{kind}: {spaces.env} has actions from {space.low.tolist()} to {space.high.tolist()}, expected finite "
-                "bounds, the lower below the upper; wrap the environment with gymnasium.wrappers.RescaleAction"
-            )
-        self.size = math.prod(space.shape)
-        self._space = space
-        self._unscaled = bool((low == -1).all() and (high == 1).all())
-        self._centre, self._half = (low + high) / 2, (high - low) / 2
-
-    def actions(self, scaled: Any) -> Any:
-        """Return the environment's actions [N, *shape] for float [N, size] in -1 ... 1, an array or a tensor."""
-        if not isinstance(scaled, np.ndarray):
-            return self._tensor(scaled)
-        wide = scaled.reshape(len(scaled), *self._space.shape)
-        if not self._unscaled:
-            wide = self._centre + self._half * wide
-        # Rounding may lead past a bound.
-        return wide.astype(self._space.dtype).clip(self._space.low, self._space.high)
-
-    def _tensor(self, scaled: Tensor) -> Tensor:
-        wide = scaled.reshape(-1, *self._space.shape)
-        if not self._unscaled:
-            centre, half = (torch.from_numpy(one).to(scaled.device) for one in (self._centre, self._half))
-            wide = centre + half * wide
-        return within(wide.to(torch.from_numpy(self._space.low).dtype), self._space)
-
-    def scaled(self, actions: Tensor) -> Tensor:
-        """Return float32 [B, size] in -1 ... 1 for actions [B, *shape] of the environment: the inverse."""
-        if self._unscaled:
-            return actions.flatten(1).float()
-        centre, half = (torch.from_numpy(one).to(actions.device) for one in (self._centre, self._half))
-        return ((actions - centre) / half).flatten(1).float()
-
-
-class TwinCritics(NetworkAgent):
-    """Agent of an actor and two critics. Actions are scaled to -1 ... 1; the actor's tanh bounds them.
-
-    Attributes:
-        OUTPUTS: numbers by which the actor describes each number of an action.
-        BETAS: of Adam.
-        NORMALIZED: whether networks normalize the inputs of their layers.
-    """
-
-    OUTPUTS = 1
-    BETAS = (0.9, 0.999)
-    NORMALIZED = False
-
-    def build(self) -> None:
-        self.actions = BoxActions(self.spaces, self.Settings.kind)
-        self.inputs = self.make_inputs()
-        self.actor = self.actor_network().to(self.device)
-        self.critics: Any = self.critic_network().to(self.device)
-
-    # networks
-
-    def actor_network(self) -> nn.Module:
-        """Make a fresh actor: outputs of ``inputs`` -> float32 [B, OUTPUTS * size of an action]."""
-        from sharpwave.agents.actor_networks import ActorNetwork
-
-        outputs = self.OUTPUTS * self.actions.size
-        return ActorNetwork(self.make_torso(units=0), self.settings.hidden_units, outputs, self.NORMALIZED)
-
-    def critic_network(self) -> nn.Module:
-        """Make fresh critics: features of their torso, and scaled actions -> Q [2, B]."""
-        from sharpwave.agents.actor_networks import Critics
-
-        units = getattr(self.settings, "critic_units", self.settings.hidden_units)
-        return Critics(self.make_torso(units=0), self.actions.size, units, self.NORMALIZED)
-
-    def trained(self) -> dict[str, nn.Module]:
-        return {"critics": self.critics, "actor": self.actor}
-
-    def acting(self, explore: bool) -> nn.Module:
-        return self.actor
-
-    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        # It leaves alone parameters without a gradient, as the actor's where it is updated less often.
-        return torch.optim.Adam(parameters, lr=self.settings.lr, betas=self.BETAS, fused=True)
-
-    # act
-
-    def act(self, obs: Obs, state: None, step: int, explore: bool = True) -> Acted:
-        if explore and step < self.settings.random_steps:
-            lanes = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-            scaled: npt.NDArray[np.floating] = self._rng.uniform(-1.0, 1.0, (lanes, self.actions.size))
-        else:
-            scaled = self.choose(self.infer(obs)[0], self._rng if explore else None)
-        return Acted(self.actions.actions(scaled), state)
-
-    def best(self, predicted: Tensor, obs: Any) -> Tensor:
-        made: Tensor = self.actions.actions(predicted.chunk(self.OUTPUTS, dim=1)[0].tanh())
-        return made
-
-    @abstractmethod
-    def choose(self, output: npt.NDArray[np.float32], rng: np.random.Generator | None) -> npt.NDArray[np.floating]:
-        """Return scaled actions [N, size] by the actor's output [N, OUTPUTS * size]; without ``rng`` the best ones."""
-
-    # learn
-
-    def value_gradient(self, inputs: Any, action: Tensor, members: int | None = None) -> Tensor:
-        """Return the gradient by ``action`` [B, size] of the smaller of the critics' values, float32 [B, size].
-
-        Args:
-            members: only so many critics are asked; None: both.
-        """
-        with torch.no_grad():
-            features = self.critics.torso(inputs)
-        at = action.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(self.critics(features, at, members).amin(dim=0).sum(), at)
-        return gradient
-
-    def critic_loss(self, q: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean over items of both critics' half squared errors, and the mean errors, unweighted, float [B].
-
-        Args:
-            q: float [2, B].  targets: float [B].  weights: importance weights, float [B].
-        """
-        error = targets - q
-        loss = (0.5 * weights * error.square()).sum(dim=0).mean()
-        return loss, error.detach().mean(dim=0)
-
-
-@dataclass(frozen=True)
-class SACSettings(TwinCriticsSettings):
+class SACSettings(ContinuousSettings):
     """Settings of soft actor-critic; the defaults are those of Haarnoja et al. (2018), table 1."""
 
     kind: ClassVar[str] = "sac"
@@ -211,12 +45,42 @@ class SACSettings(TwinCriticsSettings):
         0.005, "share by which each update moves the target critics", LEARNING, above=0, at_most=1
     )
 
+    policy_value: str = setting(
+        "auto", "value that the policy ascends: the smallest of the critics', or their mean; auto: the mean with "
+        "target-critics, dropout or quantiles, as in their papers, otherwise the smallest", LEARNING,
+        choices=("auto", "smallest", "mean"),
+    )  # fmt: skip
+    quantiles: int = setting(
+        0, "quantiles of the return that each critic predicts; 0: its mean only", NETWORK, at_least=0
+    )
+    dropped_quantiles: int = setting(
+        2, "quantiles: of all critics' together, so many for each critic, the largest, are left out of the target",
+        LEARNING, at_least=0,
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.quantiles:
+            fits = self.dropped_quantiles < self.quantiles
+            expect(self, "dropped_quantiles", fits, f"less than --quantiles {self.quantiles}")
+            expect(self, "target_critics", self.target_critics is None, "none with --quantiles: all critics are mixed")
+            expect(self, "policy_value", self.policy_value != "smallest", "auto or mean with --quantiles")
+
     def unused(self) -> Iterator[tuple[str, str]]:
         if self.temperature is not None:
             yield "target_entropy", "--set agent.temperature=null"
+        if not self.quantiles:
+            yield "dropped_quantiles", "--quantiles"
+
+    @property
+    def ascends_mean(self) -> bool:
+        """Whether the policy ascends the mean of the critics' values, not the smallest."""
+        if self.policy_value == "auto":
+            return bool(self.target_critics or self.dropout or self.quantiles)
+        return self.policy_value == "mean"
 
 
-class SAC(TwinCritics):
+class SAC(ContinuousAgent):
     """Soft actor-critic agent. The policy explores by its own noise, and is evaluated without: tanh of the mean."""
 
     Settings: type[SACSettings] = SACSettings
@@ -224,15 +88,23 @@ class SAC(TwinCritics):
 
     def build(self) -> None:
         super().build()
-        self.target: Any = self.target_network()
-        self.log_temperature = nn.ParameterList([torch.zeros(1, device=self.device)])
         given = self.settings.target_entropy
         self._target_entropy = -float(self.actions.size) if given is None else given
+
+    def begin_networks(self) -> None:
+        super().begin_networks()
+        self.target: Any = self.target_network()
+        self.log_temperature = nn.ParameterList([torch.zeros(1, device=self.device)])
 
     def target_network(self) -> nn.Module | None:
         """Make the critics' target network; None: the agent has none."""
         target: nn.Module = self.follower("target", self.critic_network(), self.critics)
         return target
+
+    @property
+    def quantiles(self) -> int:
+        count: int = self.settings.quantiles
+        return count
 
     # act
 
@@ -256,12 +128,35 @@ class SAC(TwinCritics):
         return self.log_temperature[0].detach().exp() if given is None else torch.tensor([given], device=self.device)
 
     def targets(self, batch: Any) -> Tensor:
-        assert self.target is not None
+        """Compute the critics' targets, as ``bootstrapped``."""
         with torch.no_grad():
             inputs = self.inputs(batch.next_obs)
             action, log_prob = self.draw(inputs)
-            next_q = self.target(self.target.torso(inputs), action)
-            return twin_targets(next_q, -self.temperature() * log_prob, batch.reward, batch.discount)
+            return self.bootstrapped(self.target_values(self.target, inputs, action), log_prob, batch)
+
+    def bootstrapped(self, next_q: Tensor, log_prob: Tensor, batch: Any) -> Tensor:
+        """Compute the critics' targets by the values of next actions, and log pi of these [B].
+
+        Args:
+            next_q: float [K, B], or quantiles [K, B, N].
+        Returns:
+            float [B], or samples of the return's distribution [B, M].
+        """
+        bonus = -self.temperature() * log_prob
+        if not self.quantiles:
+            return twin_targets(next_q, bonus, batch.reward, batch.discount)
+        return truncated_targets(next_q, self.settings.dropped_quantiles, bonus, batch.reward, batch.discount)
+
+    def ascended(self, values: Tensor) -> Tensor:
+        if self.quantiles:
+            return values.mean(dim=(0, 2))
+        return values.mean(dim=0) if self.settings.ascends_mean else values.amin(dim=0)
+
+    def critic_loss(self, q: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.quantiles:
+            return super().critic_loss(q, targets, weights)
+        loss = (weights * quantile_critic_losses(q, targets)).sum(dim=0).mean()
+        return loss, targets.mean(dim=1) - q.detach().mean(dim=(0, 2))
 
     def policy_loss(self, action: Tensor, log_prob: Tensor, gradient: Tensor) -> Tensor:
         """Return the loss of the policy, and of the temperature if it is learned.
@@ -274,20 +169,22 @@ class SAC(TwinCritics):
             return loss
         return loss + temperature_loss(self.log_temperature[0], log_prob, self._target_entropy).mean()
 
-    def learn(self, batch: Any, step: int) -> Learned:
+    def update(self, batch: Any, moves: bool) -> Learned:
         """Make one update. Critics, policy and temperature move together, each along its gradient at the same weights,
         as in the authors' code."""
         inputs = self.inputs(batch.obs)
         with self.autocast():
-            q = self.critics(self.critics.torso(inputs), self.actions.scaled(batch.action))
-            action, log_prob = self.draw(inputs)
+            q = self.values(inputs, self.actions.scaled(batch.action))
+            drawn = self.draw(inputs) if moves else None
         with self.autocast():  # of its own: autocast caches rounded weights, and these carry no gradient
             targets = self.targets(batch)
-            gradient = self.value_gradient(inputs, action)
+            gradient = self.value_gradient(inputs, drawn[0]) if drawn else None
         loss, td_error = self.critic_loss(q, targets, batch.weights)
-        metrics = {"loss": loss.detach(), **self.policy_metrics(log_prob)}
-        self.minimize(loss + self.policy_loss(action, log_prob, gradient))
-        assert self.target is not None
+        metrics = {"loss": loss.detach()}
+        if drawn is not None and gradient is not None:
+            metrics |= self.policy_metrics(drawn[1])
+            loss = loss + self.policy_loss(*drawn, gradient)
+        self.minimize(loss)
         move_towards(self.target, self.critics, self.settings.target_tau)
         return Learned(td_error, metrics)
 
@@ -332,6 +229,43 @@ def twin_targets(next_q: Tensor, entropy_bonus: Tensor | float, reward: Tensor, 
     """
     assert next_q.ndim == 2 and reward.shape == discount.shape == next_q.shape[1:], (next_q.shape, reward.shape)
     return reward + discount * (next_q.amin(dim=0) + entropy_bonus)
+
+
+def truncated_targets(
+    next_quantiles: Tensor, dropped: int, entropy_bonus: Tensor, reward: Tensor, discount: Tensor
+) -> Tensor:
+    """Compute samples of the return's distribution: of all critics' quantiles the smaller ones, plus an entropy bonus.
+
+    Args:
+        next_quantiles: float [K, B, N], of the return of (s_{t+n}, a') for an action a' of the policy.
+        dropped: of the K N quantiles the ``dropped`` * K largest are left out.
+        entropy_bonus: float [B], -temperature * log pi(a').
+        reward, discount: float [B], the n-step return from t and gamma^n * (1 - terminated).
+    Returns:
+        float [B, K * (N - dropped)].
+    Source: Kuznetsov et al. (2020), Controlling overestimation bias with truncated mixture of continuous distributional
+        quantile critics, eq. 11.
+    """
+    members, items, count = next_quantiles.shape
+    assert reward.shape == discount.shape == entropy_bonus.shape == (items,), (next_quantiles.shape, reward.shape)
+    mixed = next_quantiles.transpose(0, 1).flatten(1).sort(dim=1).values[:, : members * (count - dropped)]
+    return reward.unsqueeze(1) + discount.unsqueeze(1) * (mixed + entropy_bonus.unsqueeze(1))
+
+
+def quantile_critic_losses(quantiles: Tensor, targets: Tensor) -> Tensor:
+    """Compute the quantile regression loss of each critic and item: the mean over its quantiles and the targets.
+
+    Args:
+        quantiles: float [K, B, N].  targets: float [B, M], samples of the return's distribution.
+    Returns:
+        float [K, B].
+    Source: Kuznetsov et al. (2020), eq. 12-13.
+    """
+    from sharpwave.agents.distributional import midpoints, quantile_huber
+
+    count = quantiles.shape[2]
+    fractions = midpoints(count, quantiles.device)
+    return torch.stack([quantile_huber(one, fractions, targets) for one in quantiles]) / count
 
 
 def dpg_loss(action: Tensor, dq_da: Tensor) -> Tensor:

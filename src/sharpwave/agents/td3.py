@@ -11,16 +11,17 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.agents.continuous import ContinuousAgent, ContinuousSettings
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.protocol import Learned
 from sharpwave.agents.replay import EXPLORATION, LEARNING
-from sharpwave.agents.sac import TwinCritics, TwinCriticsSettings, dpg_loss, twin_targets
+from sharpwave.agents.sac import dpg_loss, twin_targets
 from sharpwave.configuration import setting
 from sharpwave.extras import Tensor, torch
 
 
 @dataclass(frozen=True)
-class TD3Settings(TwinCriticsSettings):
+class TD3Settings(ContinuousSettings):
     """Settings of TD3; the defaults are those of the authors' code. Noise is of actions scaled to -1 ... 1."""
 
     kind: ClassVar[str] = "td3"
@@ -39,17 +40,15 @@ class TD3Settings(TwinCriticsSettings):
     target_tau: float = setting(0.005, "share by which updates of the targets move them", LEARNING, above=0, at_most=1)
 
 
-class TD3(TwinCritics):
+class TD3(ContinuousAgent):
     """TD3 agent. It explores by Gaussian noise on its actions."""
 
     Settings: type[TD3Settings] = TD3Settings
-    COUNTS = ("updates",)
 
-    def build(self) -> None:
-        super().build()
+    def begin_networks(self) -> None:
+        super().begin_networks()
         self.target_actor = self.follower("target_actor", self.actor_network(), self.actor)
         self.target_critics = self.follower("target_critics", self.critic_network(), self.critics)
-        self.updates = 0
 
     # act
 
@@ -69,7 +68,7 @@ class TD3(TwinCritics):
             action = self.target_actor(inputs).tanh()
             noise = settings.target_noise * torch.randn_like(action)
             action = smoothed(action, noise, settings.target_noise_limit)
-            next_q = self.target_critics(self.target_critics.torso(inputs), action)
+            next_q = self.target_values(self.target_critics, inputs, action)
             return twin_targets(next_q, self.target_bonus(action, batch), batch.reward, batch.discount)
 
     def target_bonus(self, action: Tensor, batch: Any) -> Tensor | float:
@@ -83,15 +82,13 @@ class TD3(TwinCritics):
             gradient = self.value_gradient(inputs, action, members=1)
         return dpg_loss(action, gradient)
 
-    def learn(self, batch: Any, step: int) -> Learned:
+    def update(self, batch: Any, moves: bool) -> Learned:
         inputs = self.inputs(batch.obs)
         with self.autocast():
             targets = self.targets(batch)
-            q = self.critics(self.critics.torso(inputs), self.actions.scaled(batch.action))
+            q = self.values(inputs, self.actions.scaled(batch.action))
         loss, td_error = self.critic_loss(q, targets, batch.weights)
         metrics = {"loss": loss.detach()}
-        self.updates += 1
-        moves = self.updates % self.settings.policy_delay == 0
         if moves:
             loss = loss + self.policy_loss(inputs, batch).mean()
         self.minimize(loss)
