@@ -26,7 +26,7 @@ def test_recipes_that_were_never_run_to_a_score_say_so():
     tasks = ("pendulum", "acrobot", "lunarlander", "bipedalwalker")
     zoo = {f"{task}-{kind}" for kind in ("ppo", "a2c") for task in tasks}
     atari = {"rainbow", "data-efficient-rainbow", "der", "drq", "iqn", "drqn", "r2d2-atari", "r2d3-atari"}
-    assert named == zoo | atari
+    assert named == zoo | atari | {"simba", "tqc", "redq", "droq"}
 
 
 def test_a_recipe_has_the_settings_of_another_but_for_its_own():
