@@ -90,12 +90,12 @@ from sharpwave.views.episodes import (
 )
 from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.ids import Ids, Tag, check_tag, tag_of, tagged
-from sharpwave.views.replay import Replay, checked_errors, checked_ids, flat_names, without_gradient
 from sharpwave.views.sequences import Sequences, Windows, window_values
 from sharpwave.views.step_views import NStep, Transitions
 from sharpwave.views.store_views import Views
 from sharpwave.views.stored_steps import StepFetcher
 from sharpwave.views.view_protocol import STEPS, View
+from sharpwave.views.view_replay import Replay, checked_errors, checked_ids, flat_names, without_gradient
 from sharpwave.writing import OTHERWISE, Writing
 
 if TYPE_CHECKING:

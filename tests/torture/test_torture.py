@@ -17,8 +17,8 @@ from sharpwave.testing.torture import torture
 from sharpwave.testing.torture.outcomes import outcome
 from sharpwave.testing.torture.program import RETENTIONS, Operation, StoreProgram, random_program
 from sharpwave.testing.torture.shrink import shrunk
-from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import NStep
+from sharpwave.views.view_replay import Replay
 
 FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
 """Programs that failed once, shrunk."""

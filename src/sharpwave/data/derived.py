@@ -16,7 +16,7 @@ from sharpwave.data.progress_bar import shown
 from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
 from sharpwave.views.episodes import SINCE, StoredEpisode
-from sharpwave.views.replay import without_gradient
+from sharpwave.views.view_replay import without_gradient
 
 FLUSH_S = 30.0
 """Seconds after which values are flushed to disk: the most that a kill costs."""

@@ -27,8 +27,8 @@ from sharpwave.store import Store
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.ids import Tag
 from sharpwave.views.layout import BatchTarget
-from sharpwave.views.replay import without_gradient
 from sharpwave.views.sequences import window_values
+from sharpwave.views.view_replay import without_gradient
 
 Columns = dict[str, Field]
 C = TypeVar("C")

@@ -27,7 +27,7 @@ from sharpwave.serve.wire import Frame, Request, WireError, array_in
 from sharpwave.validation import Missing
 from sharpwave.views.batch_source import MAX_LAYOUTS, BatchSource
 from sharpwave.views.layout import BatchTarget
-from sharpwave.views.replay import flat_names
+from sharpwave.views.view_replay import flat_names
 
 QUARANTINE_S = 120.0
 """Seconds for which memory is not used again that a lost shard may still be writing to."""

@@ -11,7 +11,7 @@ import numpy as np
 from sharpwave.arrays import Ints
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.views.ids import Tag, tag_of
-from sharpwave.views.replay import checked_ids, on_host
+from sharpwave.views.view_replay import checked_ids, on_host
 
 IDS_ALONE = (
     "ids alone do not say which shard they are of, nor whether it began anew since; pass the batch itself, or "

@@ -26,7 +26,7 @@ from sharpwave.showing import table, titled
 from sharpwave.validation import Missing, check_missing
 from sharpwave.views.batch import Arrays
 from sharpwave.views.layout import BatchTarget
-from sharpwave.views.replay import Replay, check_stream, checked_errors
+from sharpwave.views.view_replay import Replay, check_stream, checked_errors
 
 B = TypeVar("B", bound=Arrays)
 T = TypeVar("T")

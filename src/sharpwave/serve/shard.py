@@ -31,8 +31,8 @@ from sharpwave.serve.wire import Frame, Request, WireError, array_in
 from sharpwave.store import Store
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.layout import BatchLayout, BatchTarget
-from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 from sharpwave.views.stored_steps import StepSource
+from sharpwave.views.view_replay import MAX_BATCH_SIZE, Replay, checked_errors
 
 FREE_SHARE = 0.25
 """Share of the budget beyond which memory of batches that were sent is released."""

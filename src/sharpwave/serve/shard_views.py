@@ -20,8 +20,8 @@ from sharpwave.serve.wire import SEQUENCES, TRANSITIONS, Frame, ViewState
 from sharpwave.store import Store
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.layout import LARGE
-from sharpwave.views.replay import Replay
 from sharpwave.views.view_protocol import View
+from sharpwave.views.view_replay import Replay
 
 SAMPLERS: dict[str, type[Any]] = {one.__name__: one for one in (Uniform, Prioritized, Fifo, Lifo)}
 """Samplers of shards, by name. Ranks among all items cannot be known to one shard."""

@@ -26,8 +26,8 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.views import filling
-from sharpwave.views.replay import Replay
 from sharpwave.views.view_protocol import View
+from sharpwave.views.view_replay import Replay
 
 FINAL = 1_000_000
 """Offset of final observations: an episode's final observation is its last step's serial number plus this."""

@@ -17,9 +17,9 @@ from sharpwave.showing import table, titled
 from sharpwave.views.batch import Arrays
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.ids import tag_of
-from sharpwave.views.replay import check_batch_size, check_beta, check_stream, checked_errors, checked_ids, on_host
 from sharpwave.views.streams import Stream
 from sharpwave.views.view_parts import Choice, Part, Parts, Share
+from sharpwave.views.view_replay import check_batch_size, check_beta, check_stream, checked_errors, checked_ids, on_host
 
 B = TypeVar("B", bound=Arrays)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from sharpwave.disk.state_files import StateFiles
 from sharpwave.log.step_log import StepLog
-from sharpwave.views.replay import Replay
 from sharpwave.views.saved_view import SavedView, bytes_of
+from sharpwave.views.view_replay import Replay
 
 PERIOD_S = 5.0
 """Seconds between two writes while views are used: the most that a crash costs them if writing is quick."""

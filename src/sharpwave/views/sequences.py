@@ -19,9 +19,9 @@ from sharpwave.views import gather
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.gather import PIECE_ROWS, Read, RowReader
 from sharpwave.views.layout import Arrays, BatchTarget, Column
-from sharpwave.views.replay import Replay, on_host
 from sharpwave.views.step_views import STEP, StepView, empty_rows, numbers
 from sharpwave.views.view_protocol import MAX_RUNS, fills_at_once, items_of
+from sharpwave.views.view_replay import Replay, on_host
 
 MAX_COLUMNS = 1_000_000
 """Columns of a window, the observations behind its last step included."""

@@ -20,8 +20,8 @@ from sharpwave.views import gather
 from sharpwave.views.batch import Batch
 from sharpwave.views.gather import LogArrays, Read, RowReader
 from sharpwave.views.layout import Arrays, BatchTarget, Column
-from sharpwave.views.replay import Replay
 from sharpwave.views.view_protocol import MAX_RUNS, View, fills_at_once
+from sharpwave.views.view_replay import Replay
 
 B = TypeVar("B")
 

@@ -26,9 +26,9 @@ from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.conditions import Condition, Judge
 from sharpwave.views.ids import Tag, check_tag, tag_of
 from sharpwave.views.keeping import Keeping
-from sharpwave.views.replay import Replay
 from sharpwave.views.saved_view import SavedView, recovered
 from sharpwave.views.view_protocol import STEPS, View
+from sharpwave.views.view_replay import Replay
 
 R = TypeVar("R", bound=Replay[Any])
 

@@ -44,7 +44,7 @@ _NO_TURN = nullcontext()
 
 
 class Part(Protocol[B_co]):
-    """View that gives items to a batch: ``replay.Replay``, or a cluster's view.
+    """View that gives items to a batch: ``view_replay.Replay``, or a cluster's view.
 
     Attributes:
         remote: shards draw its items, before any lock is taken (``sample_target``), and nothing undoes that; ``source``

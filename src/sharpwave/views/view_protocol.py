@@ -35,7 +35,7 @@ def items_of(runs: Ints, stride: int) -> Ints:
 class View(Protocol[Batch_co]):
     """Kind of items in a store's log: its items, the segments that each needs, and the filling of a batch.
 
-    ``sharpwave.views.replay.Replay`` does the rest: drawing, waiting, priorities, streams, limits, checkpoints.
+    ``sharpwave.views.view_replay.Replay`` does the rest: drawing, waiting, priorities, streams, limits, checkpoints.
     An instance is constructed with its settings and serves one replay. The store's lock is held during every call.
 
     An item belongs to the segment in which it begins; item k of the segment in slot s has the number

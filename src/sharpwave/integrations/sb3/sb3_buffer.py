@@ -24,8 +24,8 @@ from sharpwave.spec import Field
 from sharpwave.step_infos import FINALS
 from sharpwave.store import Store
 from sharpwave.views.batch import Batch
-from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import NStep
+from sharpwave.views.view_replay import Replay
 
 NO_FLOATS = np.zeros(0, np.float32)
 PLACES = 0

@@ -16,8 +16,8 @@ from sharpwave.integrations.tianshou.batches import BELOW, Obs, each, together
 from sharpwave.integrations.whole_transitions import WholeTransitions, packed, unpacked
 from sharpwave.spec import Field
 from sharpwave.store import Store
-from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import NStep
+from sharpwave.views.view_replay import Replay
 
 MOST_AT_ONCE, MOST_OF_RAM = 1024, 1 / 8
 """Limits, in transitions and as a part of ``ram``, of one decoding into the store's memory; more is copied in parts."""

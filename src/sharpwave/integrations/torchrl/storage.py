@@ -16,8 +16,8 @@ from torchrl.data.replay_buffers import RoundRobinWriter, Storage
 from sharpwave.integrations.torchrl.stored_transitions import StoredTransitions
 from sharpwave.integrations.torchrl.tensordict_layout import MASK
 from sharpwave.store import Store
-from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import NStep
+from sharpwave.views.view_replay import Replay
 
 THEIRS: dict[str, tuple[Any, str]] = {
     "ndim": (1, "a place is one transition; flatten the input of extend, with reshape(-1)"),

@@ -15,9 +15,9 @@ from sharpwave.integrations.torchrl.storage import StepStorage
 from sharpwave.integrations.torchrl.stored_transitions import StoredTransitions
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.uniform import Uniform
-from sharpwave.views.replay import Replay
 from sharpwave.views.sequences import Windows
 from sharpwave.views.step_views import NStep
+from sharpwave.views.view_replay import Replay
 
 
 class StoredIds(StepStorage):
