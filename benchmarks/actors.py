@@ -68,9 +68,10 @@ from sharpwave.training.actors.inference import Asking, Inference
 from sharpwave.training.actors.pool import ActorPool, central_inference
 from sharpwave.training.actors.worker import Task, infer
 from sharpwave.training.evaluation import evaluate
+from sharpwave.training.policies import Policy
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.scores import EPISODES, EPSILON, EVAL_SEED
+from sharpwave.training.scores import EPISODES
 
 HERE = Path(__file__).parent
 TRAIN = [sys.executable, "-m", "sharpwave.cli", "train"]
@@ -205,7 +206,7 @@ def figures(run: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     reports = [one for one in lines if one["event"] == "report" and one["updates"]]
     ages = [(one["stale_steps"], one["stale_versions"]) for one in reports if one["stale_steps"] is not None]
-    _, scores = evaluate(run, EPISODES, EPSILON, EVAL_SEED, "cpu")
+    scores = evaluate(Policy.load(run, device="cpu"), episodes=EPISODES).scores
     stale_steps = statistics.median(age for age, _ in ages)
     learned = summary["steps"] - recipe.training.warmup_steps
     return {

@@ -52,10 +52,11 @@ from sharpwave.bench.learning_runs import interval as iqm_interval
 from sharpwave.offline.recorded import RecordedEpisodes
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.offline_data import store_path
+from sharpwave.training.policies import Policy
 from sharpwave.training.recipes import default_recipe, load_recipe
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.run import run as train_here
-from sharpwave.training.scores import EPISODES, EPSILON, EVAL_SEED
+from sharpwave.training.scores import EPISODES, EPSILON
 
 # until they are solved
 
@@ -82,7 +83,7 @@ def solved(recipe: str, folder: Path, seed: int, options: list[str]) -> dict[str
         "evaluation_share": summary["evaluation_minutes"] / summary["minutes"],
         "final": summary.get("final"),
         "final_interval": None if summary.get("final") is None else interval(summary["final"]["scores"]),
-        "later": evaluate(folder, EPISODES, EPSILON, EVAL_SEED)[1],
+        "later": evaluate(folder, episodes=EPISODES).scores,
         "decisions": [
             {key: line[key] for key in ("steps", "minutes", "mean", "min", "fresh")}
             for line in events(folder, "evaluation")
@@ -404,7 +405,8 @@ def measured(task: str, seed: int, runs: Path, before: Line) -> Line:
 
 def played(task: Task, folder: Path, seed: int) -> float:
     """Return the mean score of fresh episodes of a run's last policy."""
-    return fmean(evaluate(folder, task.episodes, task.epsilon, 1_000_000 + seed, checkpoint="last")[1])
+    policy = Policy.load(folder, "last")
+    return evaluate(policy, episodes=task.episodes, seed=1_000_000 + seed, epsilon=task.epsilon).mean
 
 
 def offline_table(task: str, lines: list[Line]) -> None:

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from sharpwave.serve.cluster import Cluster, connect
     from sharpwave.serve.link import ShardLostError
     from sharpwave.serve.store_server import StoreServer
+    from sharpwave.training.evaluation import evaluate
     from sharpwave.training.front import train
+    from sharpwave.training.policies import Policy
     from sharpwave.training.results import TrainingRun
 
 __version__ = "0.1.0"
@@ -45,11 +47,13 @@ __version__ = "0.1.0"
 
 LATER = {
     "Cluster": "sharpwave.serve.cluster",
+    "Policy": "sharpwave.training.policies",
     "ShardLostError": "sharpwave.serve.link",
     "StoreServer": "sharpwave.serve.store_server",
     "TrainingRun": "sharpwave.training.results",
     "agents": "",
     "connect": "sharpwave.serve.cluster",
+    "evaluate": "sharpwave.training.evaluation",
     "load": "sharpwave.loading",
     "loading": "",
     "train": "sharpwave.training.front",
@@ -88,6 +92,7 @@ __all__ = [
     "MinSize",
     "Mixture",
     "NewerVersionError",
+    "Policy",
     "Prioritized",
     "Queue",
     "Ragged",
@@ -110,6 +115,7 @@ __all__ = [
     "UnknownCodecError",
     "agents",
     "connect",
+    "evaluate",
     "load",
     "step_spec",
     "train",

@@ -107,8 +107,8 @@ def test_a_run_resumes_bit_for_bit_and_is_evaluated(recipe, tmp_path):
     ours, theirs = checkpoints(whole)[-1], checkpoints(stopped)[-1]
     for name in ("weights.safetensors", "optimizer.safetensors", "random.safetensors"):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
-    _, scores = evaluate(whole, 4, 1.0, seed=9, trust=True)  # random actions only
-    assert len(scores) == 4
+    played = evaluate(sw.Policy.load(whole, trust=True), episodes=4, seed=9, epsilon=1.0)  # random actions only
+    assert len(played.scores) == 4
 
 
 def test_data_without_masks_are_refused_or_learned_from_without(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import sharpwave as sw
-from sharpwave.training.checkpoints import load_checkpoint, save_checkpoint, with_policy
+from sharpwave.training.checkpoints import load_checkpoint, load_run_policy, save_checkpoint
 from sharpwave.training.folder import checkpoints, chosen_checkpoint, steps_of
 
 from ..agents.linear import make_dqn
@@ -145,7 +145,7 @@ def test_the_first_checkpoint_of_each_period_stays_without_its_replay_memory(run
     assert len(list((run / "checkpoints").iterdir())) == 5
     assert load_checkpoint(found[0], make_agent(), resume=True)["steps"] == 110
     assert chosen_checkpoint(run, "290") == "290"
-    assert with_policy(make_agent(), run, "290")[0]["steps"] == 290
+    assert load_run_policy(run, "290", make_agent)[1]["steps"] == 290
     with pytest.raises(
         ValueError, match=r"--checkpoint: got '300', expected best, last or .*: 110, 290, 310, 390, 395"
     ):

@@ -36,7 +36,7 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(name, tmp_path):
     stopped = stopped_copy(whole, tmp_path / "stopped", 600)
     go(resume, stopped, {})
     assert_same(whole, stopped, recipe, tmp_path)
-    _, scores = evaluate(stopped, 2, 0.5, seed=3)
+    scores = evaluate(stopped, episodes=2, seed=3, epsilon=0.5).scores
     assert len(scores) == 2 and max(scores) < 0
 
 

@@ -183,5 +183,6 @@ def test_pictures_in_stacks_from_training_to_evaluation(tmp_path):
     assert summary["steps"] >= 400 and summary["precision"] == "float32"
     _, summary = resume(out, {"steps": 600}, said, trust=True)
     assert summary["steps"] >= 600
-    state, scores = evaluate(out, 2, 0.5, seed=3, trust=True)
-    assert len(scores) == 2 and state["precision"] == "float32"
+    policy = sw.Policy.load(out, trust=True)
+    scores = evaluate(policy, episodes=2, seed=3, epsilon=0.5).scores
+    assert len(scores) == 2 and policy.agent.precision == "float32"

@@ -22,8 +22,9 @@ from sharpwave.training import evaluation as evaluator_module
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.checkpoints import load_policy
-from sharpwave.training.evaluation import Evaluator, HeldOutEvaluations, Measured, evaluate
+from sharpwave.training.evaluation import Evaluator, HeldOutEvaluations, Measured
 from sharpwave.training.folder import checkpoints
+from sharpwave.training.policies import Policy
 from sharpwave.training.progress import Evaluation, HeldOut, measure
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run
@@ -163,8 +164,7 @@ def test_a_run_at_its_end_whose_evaluator_dies_is_not_told_to_resume(tmp_path, m
     assert "reached its end, the limit of 1,200 steps" in str(ended.value) and "--resume" not in str(ended.value)
     command = str(ended.value).rpartition("sharpwave ")[2].split()
     assert command == ["eval", str(tmp_path / "run"), "--checkpoint", "last"]
-    state, _ = evaluate(tmp_path / "run", 1, 0.0, 0, checkpoint="last")
-    assert state["steps"] == 1_200
+    assert Policy.load(tmp_path / "run", "last").steps == 1_200
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from sharpwave.errors import NewerVersionError
 from sharpwave.training import setup
 from sharpwave.training.checkpoints import load_policy, save_policy
 from sharpwave.training.evaluation import evaluate
+from sharpwave.training.policies import POLICY, Policy
 from sharpwave.training.progress import DivergedError, Evaluation, HeldOut, TrainingState, episode_seed, measure, played
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run
@@ -86,7 +87,7 @@ def test_it_ends_with_30_whole_episodes_of_fixed_weights_and_measures_them_again
     assert final["mean"] == fmean(final["scores"]) >= 100 and min(final["scores"]) >= 20
     assert found["mean"] == fmean(found["scores"]) >= 100 and min(found["scores"]) >= 20
     weights, figures = load_policy(folder / "best.safetensors")
-    assert figures == found and found["steps"] == final["steps"]
+    assert figures == {**found, POLICY: figures[POLICY]} and found["steps"] == final["steps"]
     # An agent of its own, by what is on disk: the same scores.
     recipe = SHORT.override(seed=1)
     env = recipe.env.make(LANES)
@@ -103,7 +104,8 @@ def test_with_actors_too(tmp_path):
     recipe = SHORT.override(actors=1, steps=20_000, stop_reward=30.0, evaluate_from=15.0)
     folder, summary = quiet(run, "cartpole", recipe, tmp_path / "run")
     assert summary["reason"] == "a held-out mean of 30 or more, confirmed" and summary["final"]["mean"] > 20
-    assert load_policy(folder / "best.safetensors")[1] == summary["held_out"]
+    figures = load_policy(folder / "best.safetensors")[1]
+    assert figures.pop(POLICY)["env"]["name"] == "CartPole-v1" and figures == summary["held_out"]
     assert load_policy(folder / "last.safetensors")[1]["steps"] == summary["steps"]
 
 
@@ -112,18 +114,19 @@ def test_eval_plays_the_best_or_the_last(solved_run, tmp_path):
     shutil.copytree(solved_run[0], folder)
     zeros = {name: torch.zeros_like(tensor) for name, tensor in load_policy(folder / "last.safetensors")[0].items()}
     save_policy(folder / "last.safetensors", zeros, {"steps": 77})
-    best = evaluate(folder, 10, EPSILON, EVAL_SEED)
-    assert best[0]["checkpoint"] == "best" and fmean(best[1]) > 60
-    assert best == evaluate(folder, 10, EPSILON, EVAL_SEED, checkpoint="best")
-    state, scores = evaluate(folder, 10, EPSILON, EVAL_SEED, checkpoint="last")
-    assert state["steps"] == 77 and max(scores) < 15  # always to the left
+    best = evaluate(folder, episodes=10)
+    assert Policy.load(folder).checkpoint == "best" and best.mean > 60
+    assert best == evaluate(Policy.load(folder, "best"), episodes=10)
+    last = Policy.load(folder, "last")
+    worst = evaluate(last, episodes=10)
+    assert last.steps == 77 and max(worst.scores) < 15  # always to the left
     (folder / "best.safetensors").unlink()
-    assert evaluate(folder, 10, EPSILON, EVAL_SEED)[1] == scores
+    assert evaluate(folder, episodes=10) == worst
     with pytest.raises(ValueError, match="use --checkpoint last"):
-        evaluate(folder, 10, EPSILON, EVAL_SEED, checkpoint="best")
+        Policy.load(folder, "best")
     (folder / "last.safetensors").unlink()  # a run of a version that wrote neither
-    state, scores = evaluate(folder, 10, EPSILON, EVAL_SEED)
-    assert state["steps"] == solved_run[1]["steps"] and fmean(scores) > 60
+    newest = Policy.load(folder)
+    assert newest.steps == solved_run[1]["steps"] and evaluate(newest, episodes=10).mean > 60
 
 
 @pytest.mark.slow
@@ -141,7 +144,8 @@ def test_a_resumed_run_keeps_the_best_of_its_checkpoint(tmp_path):
     then = [event for event in evaluations if event["event"] == "evaluation" and event["steps"] <= 1_004]
     best = max(then, key=lambda event: event["mean"])
     figures = load_policy(killed / "best.safetensors")[1]
-    assert (figures["steps"], figures["mean"]) == (best["steps"], best["mean"]) and half["held_out"] == figures
+    assert (figures["steps"], figures["mean"]) == (best["steps"], best["mean"])
+    assert {**half["held_out"], POLICY: figures[POLICY]} == figures
     quiet(resume, killed, {"steps": 2_000})
     # The checkpoint of 1,004 steps broke episodes off, so later ones are others; but whole they are.
     assert load_policy(killed / "best.safetensors")[1]["mean"] >= figures["mean"]
@@ -180,7 +184,7 @@ def test_a_policy_of_a_later_release_is_refused_and_left_alone(solved_run, tmp_p
     save_policy(folder / "best.safetensors", weights, {**figures, "version": 3})
     before = (folder / "best.safetensors").read_bytes()
     with pytest.raises(NewerVersionError, match=r"best\.safetensors: version 3.*written by a newer sharpwave"):
-        evaluate(folder, 1, EPSILON, EVAL_SEED)
+        evaluate(folder)
     assert (folder / "best.safetensors").read_bytes() == before
 
 

@@ -3,7 +3,6 @@
 import io
 import json
 from importlib.metadata import EntryPoint
-from statistics import fmean
 
 import pytest
 from gymnasium.spaces import Box, Discrete
@@ -50,7 +49,7 @@ def test_it_trains_from_the_command_line_and_learns(registered, tmp_path, capfd,
     assert code == 0, text
     config = json.loads((folder / "config.json").read_text())["settings"]
     assert config["agent"]["kind"] == "tabular" and config["agent"]["rate"] == 0.5
-    assert fmean(evaluate(folder, 2, 0.0, 0)[1]) == -13  # the shortest way past the cliff
+    assert evaluate(folder, episodes=2, seed=0, epsilon=0.0).mean == -13  # the shortest way past the cliff
     quiet = Console(file=io.StringIO())
     assert resume(folder, {"steps": 7_000}, quiet)[1]["updates"] == (7_000 - 200) // 2
     code, text = sharpwave(capfd, "train", "tabular", "--help")

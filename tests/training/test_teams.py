@@ -13,6 +13,7 @@ from sharpwave.spec import Field
 from sharpwave.training import setup
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.folder import checkpoints
+from sharpwave.training.policies import Policy
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run
 from sharpwave.training.scores import play
@@ -78,8 +79,8 @@ def test_a_team_s_run_resumes_bit_for_bit_and_is_evaluated(algorithm, changes, t
     ours, theirs = checkpoints(whole)[-1], checkpoints(stopped)[-1]
     for name in ("weights.safetensors", "optimizer.safetensors", "random.safetensors"):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
-    figures, scores = evaluate(whole, 5, 0.3, seed=9, trust=True)
-    assert figures["steps"] == 600 and scores == [96.0] * 5
+    policy = Policy.load(whole, trust=True)
+    assert policy.steps == 600 and evaluate(policy, episodes=5, seed=9, epsilon=0.3).scores == [96.0] * 5
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_an_edited_config_is_refused_with_what_to_do_instead(folder):
     with pytest.raises(ValueError, match=r"config\.json.*its checksum does not match.*options of .*--resume.*--steps"):
         go(resume, folder, {})
     with pytest.raises(ValueError, match="its checksum does not match"):
-        evaluate(folder, 1, 0.0, 0)
+        evaluate(folder, episodes=1)
     assert seen(folder) == before
 
 
@@ -126,7 +126,7 @@ def test_what_a_later_release_wrote_is_refused_and_left_alone(folder, what):
     before = seen(folder)
     attempts = [lambda: go(resume, folder, {"steps": 900})]
     if what == CONFIG:  # of a checkpoint nothing is played where there is a policy
-        attempts.append(lambda: evaluate(folder, 1, 0.0, 0))
+        attempts.append(lambda: evaluate(folder, episodes=1))
     for attempt in attempts:
         with pytest.raises(NewerVersionError, match=rf"{what}: version 3.*written by a newer sharpwave"):
             attempt()
@@ -218,7 +218,7 @@ def test_a_damaged_summary_is_made_again(folder):
 def test_a_policy_of_no_step_is_refused_under_a_checksum_that_holds(folder, steps):
     save_policy(folder / LAST, load_policy(folder / LAST)[0], {"steps": steps})
     with pytest.raises(ValueError, match="is damaged"):
-        evaluate(folder, 1, 0.0, 0, checkpoint="last")
+        sw.Policy.load(folder, "last")
 
 
 # modules
@@ -244,11 +244,11 @@ def planted(folder, tmp_path, monkeypatch):
 
 def test_a_module_is_imported_only_where_the_user_trusts_it(planted):
     folder, trace = planted
-    for attempt in (lambda: go(resume, folder, {"steps": 900}), lambda: evaluate(folder, 1, 0.0, 0)):
+    for attempt in (lambda: go(resume, folder, {"steps": 900}), lambda: evaluate(folder, episodes=1)):
         with pytest.raises(ValueError, match=r"would import the module 'planted_env'.*nothing was imported.*--trust"):
             attempt()
     assert not trace.exists() and "planted_env" not in sys.modules
-    assert len(evaluate(folder, 1, 0.0, 0, trust=True)[1]) == 1
+    assert len(evaluate(sw.Policy.load(folder, trust=True), episodes=1).scores) == 1
     assert trace.exists()
     assert go(resume, folder, {"steps": 900}, trust=True)[1]["steps"] == 900
 

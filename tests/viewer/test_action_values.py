@@ -24,12 +24,13 @@ from safetensors.torch import load_file
 
 import sharpwave as sw
 from sharpwave.agents.bc import BC
+from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.r2d2 import R2D2
 from sharpwave.extras import install
 from sharpwave.training import setup
 from sharpwave.training.folder import read_config
 from sharpwave.viewer import action_values
-from sharpwave.viewer.action_values import NoValuesError, Policy, ValuesOf
+from sharpwave.viewer.action_values import NoValuesError, ValuesOf
 from sharpwave.viewer.rerun_export import export_rerun
 from sharpwave.viewer.snapshots import Snapshot
 from sharpwave.viewer.sources import find_sources
@@ -262,12 +263,10 @@ def test_why_there_are_none(cartpole: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(action_values, "MAX_STEPS", 0)
     assert "expected at most 0" in refusal(values, snapshot)
     monkeypatch.undo()
-    recipe = read_config(cartpole).recipe.override(device="cpu")
-    env = recipe.env.make(1)
-    agent: Any = setup.agent(recipe, env)
-    cloned = BC(agent.spaces, BC.Settings())
-    env.close()
-    monkeypatch.setattr(action_values, "loaded", lambda run, checkpoint: Policy(cloned, recipe, 0))
+    policy = sw.Policy.load(cartpole)
+    spaces = policy.observation_space, policy.action_space
+    cloned = sw.Policy(BC(Spaces(*spaces), BC.Settings()), *spaces)
+    monkeypatch.setattr(action_values, "loaded", lambda run, checkpoint: cloned)
     assert refusal(*read(cartpole)) == "the agent bc has no Q-values"
 
 

@@ -50,6 +50,7 @@ def learned(name: str, recipe: Recipe, folder: Path, episodes: int, epsilon: flo
     from rich.console import Console
 
     from sharpwave.training.evaluation import evaluate
+    from sharpwave.training.policies import Policy
     from sharpwave.training.run import resume, run
 
     console = Console()
@@ -60,9 +61,10 @@ def learned(name: str, recipe: Recipe, folder: Path, episodes: int, epsilon: flo
     if "final" not in summary:
         raise RuntimeError(f"the run in {str(folder)!r} has not ended: {summary['reason']}")
     seed = HELD_OUT + recipe.training.seed
-    figures, scores = evaluate(folder, episodes, epsilon, seed, recipe.training.device, trust=True)
+    policy = Policy.load(folder, device=recipe.training.device, trust=True)
+    played = evaluate(policy, episodes=episodes, seed=seed, epsilon=epsilon)
     return {
-        "score": statistics.fmean(scores), "scores": scores, "steps": figures["steps"], "minutes": summary["minutes"],
+        "score": played.mean, "scores": played.scores, "steps": policy.steps, "minutes": summary["minutes"],
         "reason": summary["reason"],
     }  # fmt: skip
 

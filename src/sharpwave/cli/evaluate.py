@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -27,7 +28,9 @@ def evaluate(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="a run's folder, as sharpwave train printed it; several: a recipe from several seeds"
+            metavar="RUN...",
+            help="a run's folder, as sharpwave train printed it, or a saved policy; several: a recipe from several "
+            "seeds",
         ),
     ],
     episodes: Annotated[int, typer.Option(min=1, help="whole episodes to play")] = EPISODES,
@@ -42,43 +45,39 @@ def evaluate(
 
     Of several runs each one's mean is printed, and the spread of these means.
     """
-    import statistics
-
     from sharpwave.cli.output import console as standard_output
     from sharpwave.training.evaluation import evaluate as play
+    from sharpwave.training.policies import Policy
 
     if video is not None and len(runs) > 1:
         raise ValueError(f"--video: got {len(runs)} runs, expected one to film")
     console = standard_output()
     means = []
     for run in runs:
-        state: dict[str, Any]
-        state, scores = play(run, episodes, epsilon, seed, device, video, checkpoint, trust=trust)
-        means.append(statistics.fmean(scores))
-        name = state["checkpoint"] if state["checkpoint"] in ("best", "last") else "saved"
-        weights = f"weights, of step {state['steps']:,}"
+        policy = Policy.load(run, checkpoint, device=device, trust=trust)
+        played = play(policy, episodes=episodes, seed=seed, epsilon=epsilon, video=video)
+        means.append(played.mean)
+        name = policy.checkpoint if policy.checkpoint in ("best", "last") else "saved"
+        weights = f"weights, of step {policy.steps:,}"
         if len(runs) > 1:
-            console.print(f"{run}  {name} {weights}  {_spread(scores)}", highlight=False, markup=False, soft_wrap=True)
+            spread = str(played).rpartition("  of ")[0]
+            console.print(f"{run}  {name} {weights}  {spread}", highlight=False, markup=False, soft_wrap=True)
             continue
         console.print(
             f"{name.capitalize()} {weights}; epsilon {epsilon:g}, seed {seed}, "
-            f"{state['precision']} on {state['device']}",
+            f"{policy.agent.precision} on {policy.agent.device}",
             highlight=False,
         )
-        for number, score in enumerate(scores, 1):
+        for number, score in enumerate(played.scores, 1):
             console.print(f"episode {number:3d}  score {score:g}", highlight=False)
-        console.print(f"{_spread(scores)}  of {len(scores)} episodes", highlight=False, style="bold")
+        console.print(str(played), highlight=False, style="bold")
     if len(runs) > 1:
-        console.print(f"{_spread(means)}  of {len(runs)} runs", highlight=False, style="bold")
+        spread = f"std {statistics.pstdev(means):.2f}  min {min(means):g}  max {max(means):g}"
+        console.print(
+            f"mean {statistics.fmean(means):.2f}  {spread}  of {len(runs)} runs", highlight=False, style="bold"
+        )
     if video is not None:
         console.print(f"video: {video}", soft_wrap=True, highlight=False)
-
-
-def _spread(values: list[float]) -> str:
-    import statistics
-
-    mean, deviation = statistics.fmean(values), statistics.pstdev(values)
-    return f"mean {mean:.2f}  std {deviation:.2f}  min {min(values):g}  max {max(values):g}"
 
 
 def saliency(

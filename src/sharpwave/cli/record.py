@@ -89,12 +89,12 @@ def record(
         stack.callback(made.close)
         player: Any
         if policy is not None:
-            from sharpwave.training.checkpoints import with_policy
-            from sharpwave.training.folder import chosen_checkpoint
+            from sharpwave.training.policies import Policy
 
-            figures, agent = with_policy(setup.agent(recipe, made), policy, chosen_checkpoint(policy, None))
-            say(f"Playing by the weights of step {figures['steps']:,}")
-            player = recording.PolicyPlayer(agent)
+            loaded = Policy.load(policy, device="cpu", trust=trust)
+            loaded.check_env(made)
+            say(f"Playing by the weights of step {loaded.steps:,}")
+            player = recording.PolicyPlayer(loaded.agent)
         elif script is not None:
             begin = recording.load_script(script)
             player = recording.ScriptPlayer(begin, made.single_action_space, seed, script)

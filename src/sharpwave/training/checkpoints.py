@@ -211,28 +211,25 @@ def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"policy {str(path)!r} is damaged: {error}") from error
 
 
-def with_policy(agent: Agent, run: Path, checkpoint: str) -> tuple[dict[str, Any], Agent]:
-    """Load a saved policy into ``agent``; return the policy's figures and the agent.
+def load_run_policy(run: Path, checkpoint: str, agent: Callable[[], Agent]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Load the weights of a policy of a run, and the figures about them.
 
     Args:
         checkpoint: "best", "last" or the steps of a checkpoint, as of ``chosen_checkpoint``.
+        agent: function that makes the run's agent, for checkpoints.
     Raises:
         ValueError: the policy is missing, damaged, or another network's.
     """
     if checkpoint in ("best", "last"):
-        path = run / (files.BEST if checkpoint == "best" else files.LAST)
         with contextlib.suppress(FileNotFoundError):
-            weights, figures = load_policy(path)
-            agent.load_policy(weights)
-            return figures, agent
+            return load_policy(run / (files.BEST if checkpoint == "best" else files.LAST))
         if checkpoint == "best":
             raise ValueError(
                 f"run {str(run)!r} has no {files.BEST}: no held-out evaluation has been made yet; use --checkpoint last"
             )
-    found = files.checkpoints(run)
-    figures = load_checkpoint(next((one for one in found if files.steps_of(one) == checkpoint), found[-1]), agent)
-    agent.load_policy(agent.policy_tensors())
-    return figures, agent
+    found, made = files.checkpoints(run), agent()
+    figures = load_checkpoint(next((one for one in found if files.steps_of(one) == checkpoint), found[-1]), made)
+    return made.policy_tensors(), figures
 
 
 # Files of a checkpoint
@@ -375,12 +372,15 @@ class Saver(Callback):
     Args:
         run: the run's id.
         say: called with a sentence about each failure.
+        about: description of the run's policies, which their files hold beside the figures.
     Attributes:
         lost: the error of the last checkpoint if it could not be written; else "".
     """
 
-    def __init__(self, folder: Path, run: str, say: Callable[[str], None]) -> None:
-        self._folder, self._run, self._say = folder, run, say
+    def __init__(
+        self, folder: Path, run: str, say: Callable[[str], None], about: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        self._folder, self._run, self._say, self._about = folder, run, say, about
         self._training: Training | None = None
         self._counted = 0  # episodes that had ended by the previous checkpoint
         self._figures: Metrics = {}
@@ -450,7 +450,8 @@ class Saver(Callback):
         if recipe.replay.save_replay and isinstance(training.view, DemonstratedReplay):
             self._figures["blend"] = training.view.state()
         self._best = state.held_out.best_weights
-        keep_policy(self._folder / files.LAST, training.agent.policy_tensors(), {"steps": metrics["steps"]}, self._say)
+        figures = {"steps": metrics["steps"], **self._about}
+        keep_policy(self._folder / files.LAST, training.agent.policy_tensors(), figures, self._say)
         before = self.lost
         try:
             self._save(training, _memories(training))
@@ -468,7 +469,8 @@ class Saver(Callback):
         assert self._training is not None
         held_out = self._training.state.held_out
         if metrics["best"] and held_out.best is not None:
-            keep_policy(self._folder / files.BEST, held_out.best_weights, held_out.best.figures(), self._say)
+            figures = {**held_out.best.figures(), **self._about}
+            keep_policy(self._folder / files.BEST, held_out.best_weights, figures, self._say)
 
     def finish(self) -> None:
         """Save the run's last checkpoint without the replay memory if it could not be written with it.

@@ -21,11 +21,10 @@ from sharpwave.serve.supervisor import ProcessDiedError, Supervised, end, follow
 from sharpwave.training import setup
 from sharpwave.training.atomic_files import discard_partial
 from sharpwave.training.callbacks import Callback, Training
-from sharpwave.training.checkpoints import with_policy
-from sharpwave.training.folder import chosen_checkpoint, read_config
+from sharpwave.training.policies import Policy
 from sharpwave.training.progress import Evaluation, finite, measure
-from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.scores import lanes_for, play
+from sharpwave.training.recipes.recipe import OwnEnvironment, Recipe
+from sharpwave.training.scores import EPSILON, EVAL_SEED, EpisodeScores, lanes_for, play
 from sharpwave.training.video import film, open_video, video_name
 
 ASKED, ANSWERED = 1, 2
@@ -39,45 +38,48 @@ MAX_RESTARTS = 3
 
 
 def evaluate(
-    run: Path,
-    episodes: int,
-    epsilon: float,
-    seed: int,
-    device: str = "auto",
-    video: Path | None = None,
-    checkpoint: str | None = None,
+    policy: Policy | Path | str,
+    env: Any = None,
+    episodes: int = 100,
+    seed: int = EVAL_SEED,
     *,
-    trust: bool = False,
-) -> tuple[dict[str, Any], list[float]]:
-    """Play whole episodes with a policy that a run has saved.
+    epsilon: float = EPSILON,
+    explore: bool = False,
+    video: Path | str | None = None,
+) -> EpisodeScores:
+    """Play whole episodes with a policy, its weights held fixed, on seeds that training does not use.
 
     Args:
-        epsilon: probability of a random action.
+        policy: a policy, or the path to load it from.
+        env: an environment as ``sharpwave.train`` takes it: an id, an object, which stays open, or a function that
+            makes one, with the frames, stacks and masks of the policy's training; None: the environment of that.
+        seed: of the environments, and of the random actions.
+        epsilon: probability of a random action, of discrete ones.
+        explore: let the agent explore as when the policy was saved.
         video: an .mp4 or .gif file to write; one environment then plays all episodes in turn.
-        checkpoint: "best", the policy with the best held-out evaluation, "last", that of the newest checkpoint, or
-            the steps of a checkpoint; None: the best if there is one, else the last.
-        trust: allow importing the module that the environment's name refers to.
-    Returns:
-        figures about the weights and how they were played, including ``steps``, ``checkpoint``, ``device`` and
-        ``precision``; the scores.
     Raises:
-        ValueError: the folder holds no run or no policy, the seed is too large, or the video cannot be written.
+        ValueError: the policy cannot be loaded or act in the environment, the seed is too large, or the video cannot be
+            written.
     """
-    checkpoint = chosen_checkpoint(run, checkpoint)
-    # Batches are small: further threads would only wait.
-    recipe = read_config(run, trust=trust).recipe.override(device=device, threads=1)
-    if seed > recipe.env.max_seed:
-        raise ValueError(
-            f"--seed: got {seed}, expected at most {recipe.env.max_seed} for {recipe.env.kind} environments"
-        )
-    env = recipe.env.make(1 if video is not None else lanes_for(episodes), render=video is not None)
-    with closing(env), setup.arithmetic(recipe):
-        state, agent = with_policy(setup.agent(recipe, env), run, checkpoint)
-        state = {**state, "checkpoint": checkpoint, "device": str(agent.device), "precision": agent.precision}
+    policy = policy if isinstance(policy, Policy) else Policy.load(policy)
+    if episodes < 1:
+        raise ValueError(f"episodes: got {episodes}, expected at least 1")
+    video = None if video is None else Path(video)
+    lanes = 1 if video is not None else lanes_for(episodes)
+    explore_at = policy.steps if explore else None
+    settings = policy.env_settings(env)
+    if not 0 <= seed <= settings.max_seed:
+        raise ValueError(f"seed: got {seed}, expected from 0 to {settings.max_seed} for {settings.kind} environments")
+    itself = isinstance(settings, OwnEnvironment) and settings.given is not None and settings.given.object is not None
+    made = settings.make(None if itself else lanes, render=video is not None)
+    with closing(made), setup.arithmetic(setup.ONE_THREAD):
+        policy.check_env(made)
         if video is None:
-            return state, play(agent, env, episodes, epsilon, seed)
-        with open_video(video, int(env.metadata.get("render_fps", 30))) as show:
-            return state, play(agent, env, episodes, epsilon, seed, show)
+            scores = play(policy.agent, made, episodes, epsilon, seed, explore_at=explore_at)
+        else:
+            with open_video(video, int(made.metadata.get("render_fps", 30))) as show:
+                scores = play(policy.agent, made, episodes, epsilon, seed, show, explore_at=explore_at)
+    return EpisodeScores(scores, seed)
 
 
 class Measured(NamedTuple):

@@ -68,6 +68,17 @@ class TrainingRun(NamedTuple):
         return MetricsTable(read_metrics(self.folder / METRICS))
 
     @property
+    def policy(self) -> sw.Policy:
+        """Its best policy, by held-out evaluation, if there is one; else that of its newest checkpoint.
+
+        Raises:
+            ValueError: there is no checkpoint yet, or its policy is damaged.
+        """
+        from sharpwave.training.policies import Policy
+
+        return Policy.load(self.folder)
+
+    @property
     def store(self) -> sw.Store:
         """Replay memory of the newest checkpoint, read anew at each access; the run's own files are not changed.
 

@@ -42,6 +42,7 @@ from sharpwave.training.logs import Display, JsonLines, TensorBoard, WeightsAndB
 from sharpwave.training.loop import train
 from sharpwave.training.offline_data import learned_from, with_environment
 from sharpwave.training.own_environments import check_given, given_again
+from sharpwave.training.policies import describe
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.results import TrainingRun, draw_curve, origin_text
@@ -153,11 +154,13 @@ def resume(
             # The state of the checkpoint: files about later training go before it is made again.
             (folder / files.SUMMARY).unlink(missing_ok=True)
             progress, held_out = saved.state.progress, saved.state.held_out
-            keep_policy(folder / files.LAST, parts.agent.policy_tensors(), {"steps": progress.steps}, parts.say)
+            last = {"steps": progress.steps, **parts.about}
+            keep_policy(folder / files.LAST, parts.agent.policy_tensors(), last, parts.say)
             if held_out.best is None:
                 (folder / files.BEST).unlink(missing_ok=True)
             else:
-                keep_policy(folder / files.BEST, held_out.best_weights, held_out.best.figures(), parts.say)
+                best = {**held_out.best.figures(), **parts.about}
+                keep_policy(folder / files.BEST, held_out.best_weights, best, parts.say)
             dropped = files.drop_metrics(folder / files.METRICS, progress.steps)
             if dropped:
                 parts.say(
@@ -184,6 +187,11 @@ class RunParts:
     actor_callbacks: Sequence[MakeActorCallback]
     console: Console
     say: Say
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Description of the run's policies, which their files hold."""
+        return describe(self.recipe, self.env)
 
     def train(
         self, folder: Path, config: files.Config, store: sw.Store | sw.Cluster, view: Any, state: TrainingState
@@ -218,7 +226,7 @@ class RunParts:
             goal = recipe.evaluation.stop_reward
             display = Display(self.console, title, settings.steps, goal, offline=recipe.offline)
             add(Lasting(display, "the display", say))
-            save = Saver(folder, config.run, say)
+            save = Saver(folder, config.run, say, self.about)
             add(save)  # last: the others sync their files before a checkpoint refers to them
             training = Training(recipe, agent, store, view, self._experience(store, view, state), state, callbacks)
             last = train(training)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -141,7 +142,52 @@ MAX_EPISODE_STEPS = 108_000
 EVAL_SEED = 1_000
 """Default seed of ``sharpwave eval``."""
 
+RESAMPLES = 10_000
+"""Resampled means by which an interval is computed."""
+
 ShowFrame = Callable[[npt.NDArray[np.uint8]], None]
+
+
+@dataclass(frozen=True)
+class EpisodeScores:
+    """Scores of whole episodes that were played with fixed weights.
+
+    Attributes:
+        scores: sum of each episode's unclipped rewards.
+        seed: of the environments.
+    """
+
+    scores: list[float]
+    seed: int
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the episodes."""
+        return statistics.pstdev(self.scores)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the mean, by the percentiles of ``RESAMPLES`` means of resampled episodes.
+
+        It is about these weights; how much runs differ, only further seeds of training tell.
+        Source: Efron and Tibshirani (1993), An introduction to the bootstrap, section 13.3.
+        """
+        scores, rng = np.asarray(self.scores), np.random.default_rng(0)
+        means = [scores[rng.integers(len(scores), size=len(scores))].mean() for _ in range(RESAMPLES)]
+        low, high = np.percentile(means, [2.5, 97.5])
+        return float(low), float(high)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        count = len(self.scores)
+        return (
+            f"mean {self.mean:.2f}  95 % {low:.2f} to {high:.2f}  std {self.std:.2f}  min {min(self.scores):g}  "
+            f"max {max(self.scores):g}  of {count} {'episode' if count == 1 else 'episodes'}"
+        )
 
 
 def lanes_for(episodes: int) -> int:
@@ -178,6 +224,7 @@ def play(
     seed: int,
     show: ShowFrame | None = None,
     hopeless: Callable[[list[float]], bool] = lambda scores: False,
+    explore_at: int | None = None,
 ) -> list[float]:
     """Play ``episodes`` whole episodes and return their unclipped scores.
 
@@ -188,6 +235,7 @@ def play(
         show: called with the picture of environment 0 at every step; needs environments made with ``render``.
         hopeless: called each time that every environment has ended one more episode, with the scores of as many
             episodes of each; if it returns True, these scores are returned.
+        explore_at: steps of training at which the agent explores as it plays; None: it makes its best actions.
     """
     lanes = env.num_envs
     share = np.full(lanes, episodes // lanes) + (np.arange(lanes) < episodes % lanes)
@@ -201,7 +249,7 @@ def play(
         if show is not None:
             pictures: Any = env.render()
             show(pictures[0])
-        acted = agent.act(obs, state, 0, explore=False)
+        acted = agent.act(obs, state, explore_at or 0, explore=explore_at is not None)
         action = sometimes_random(acted.action, obs, env.single_action_space, epsilon, rng)
         step: Any = env.step(action)
         obs, reward, terminated, truncated, infos = step

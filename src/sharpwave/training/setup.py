@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -30,6 +30,8 @@ from sharpwave.views.gather import THREADS
 
 Env = VectorEnv[Any, Any, Any]
 Memory: TypeAlias = "sw.Store | sw.Cluster"
+ONE_THREAD = Recipe().override(threads=1)
+"""Recipe of small batches, for which further threads would only wait."""
 
 
 @contextmanager
@@ -61,14 +63,24 @@ def agent(recipe: Recipe, env: Env, seed: Any = None) -> Agent:
         ValueError: the agent cannot learn in these spaces, or a setting is invalid.
     """
     torch.manual_seed(recipe.training.seed)
-    spaces = Spaces(_observation_space(env), env.single_action_space, recipe.env.name)
+    space = seen_space(env.single_observation_space, stacks(env))
+    spaces = Spaces(space, env.single_action_space, recipe.env.name)
     made = registry.agent_class(recipe.agent.kind)
     return made(spaces, recipe.agent, recipe.training.device, recipe.training.seed if seed is None else seed)
 
 
-def _observation_space(env: Env) -> Space[Any]:
-    """Return the space of one lane's observations, a stack of vectors as one vector: [stack, n] is no picture."""
-    space, sizes = env.single_observation_space, {size for size, _ in stacking(env)}
+def stacks(env: Env) -> list[int]:
+    """Return the sizes of the stacks of observations that ``env`` makes; 0: of none."""
+    return sorted({size for size, _ in stacking(env)})
+
+
+def seen_space(space: Space[Any], sizes: Sequence[int]) -> Space[Any]:
+    """Return the space of one lane's observations as agents see it: a stack of vectors as one vector, since [stack, n]
+    is no picture.
+
+    Args:
+        space: that of the environment.  sizes: of ``stacks``.
+    """
 
     def flat(part: Space[Any]) -> Space[Any]:
         if not isinstance(part, Box) or len(part.shape) != 2 or part.shape[0] not in sizes:

@@ -24,8 +24,7 @@ from sharpwave.extras import install
 from sharpwave.training import setup
 from sharpwave.training.atomic_files import make_folder, replacing
 from sharpwave.training.callbacks import Callback, Training
-from sharpwave.training.checkpoints import with_policy
-from sharpwave.training.folder import chosen_checkpoint, read_config
+from sharpwave.training.policies import Policy
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EPSILON, ShowFrame, held_out_seed, play
 
@@ -122,18 +121,15 @@ def write_saliency(
     Args:
         out: an .mp4 or .gif file.
         frames: frames at most; the video ends with the episode.
-        checkpoint, trust: as for ``sharpwave.training.evaluation.evaluate``.
+        device, checkpoint, trust: as for ``Policy.load``.
     Raises:
         ValueError: the folder holds no run or no policy, or its agent or its observations have no such maps.
     """
-    checkpoint = chosen_checkpoint(run, checkpoint)
-    recipe = read_config(run, trust=trust).recipe.override(device=device, threads=1)
-    env = recipe.env.make(1)
-    with closing(env), setup.arithmetic(recipe):
-        agent = setup.agent(recipe, env)
-        check_images(agent)
-        with_policy(agent, run, checkpoint)
-        return film_saliency(agent, env, out, frames, seed)
+    policy = Policy.load(run, checkpoint, device=device, trust=trust)
+    check_images(policy.agent)
+    env = policy.env_settings().make(1)
+    with closing(env), setup.arithmetic(setup.ONE_THREAD):
+        return film_saliency(policy.agent, env, out, frames, seed)
 
 
 def check_images(agent: Agent) -> None:

@@ -8,10 +8,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +24,9 @@ from sharpwave.viewer.priorities import numbers
 from sharpwave.viewer.snapshots import Snapshot
 from sharpwave.viewer.sources import ViewerSource, checkpoints
 from sharpwave.viewer.step_curves import MAX_POINTS, thinned
+
+if TYPE_CHECKING:
+    from sharpwave.training.policies import Policy
 
 MAX_STEPS = 100_000
 """Limit of an episode's steps."""
@@ -73,14 +75,6 @@ class EpisodePart(NamedTuple):
     obs: Any
     action: Any
     reward: npt.NDArray[np.float32]
-
-
-class Policy(NamedTuple):
-    """Agent with a run's saved policy."""
-
-    agent: Any
-    recipe: Any
-    steps: int
 
 
 class ValuesOf:
@@ -175,14 +169,9 @@ def loaded(run: Path, checkpoint: str) -> Policy:
     Raises:
         ModuleNotFoundError: a package for training is missing.  ValueError: the policy is missing, or damaged.
     """
-    from sharpwave.training import setup
-    from sharpwave.training.checkpoints import with_policy
-    from sharpwave.training.folder import read_config
+    from sharpwave.training.policies import Policy
 
-    recipe = read_config(run).recipe.override(device="cpu", threads=1)
-    with closing(recipe.env.make(1)) as env, setup.arithmetic(recipe):
-        figures, agent = with_policy(setup.agent(recipe, env), run, checkpoint)
-    return Policy(agent, recipe, int(figures["steps"]))
+    return Policy.load(run, checkpoint, device="cpu")
 
 
 def values_of(policy: Policy, snapshot: Snapshot, episode: EpisodeSpan, limit_s: float = np.inf) -> ActionValues:
@@ -194,14 +183,14 @@ def values_of(policy: Policy, snapshot: Snapshot, episode: EpisodeSpan, limit_s:
     """
     from sharpwave.training import setup
 
-    agent, recipe, steps = policy
+    agent = policy.agent
     if not episode.begun and agent.step_fields():
         raise NoValuesError("the episode's beginning was evicted, and with it the agent's memory")
     best = np.full(episode.steps + 1, np.nan)
     taken, reward = np.full(episode.steps, np.nan), np.full(episode.steps, np.nan)
     each: npt.NDArray[np.float32] | None = None
     deadline, state = time.monotonic() + limit_s, agent.begin(1)
-    with setup.arithmetic(recipe):
+    with setup.arithmetic(setup.ONE_THREAD):
         for part in walked(snapshot, episode):
             if time.monotonic() > deadline:
                 raise NoValuesError(f"{episode.steps:,} steps take longer than {limit_s:g} s")
@@ -224,7 +213,7 @@ def values_of(policy: Policy, snapshot: Snapshot, episode: EpisodeSpan, limit_s:
     for one in (best, taken, *([] if each is None else [each])):
         one[:unknown] = np.nan
     gamma = getattr(agent.replay(), "gamma", np.nan)
-    return ActionValues(best[:-1], taken, reward + gamma * behind - taken, each, steps)
+    return ActionValues(best[:-1], taken, reward + gamma * behind - taken, each, policy.steps)
 
 
 def curves_of(found: ActionValues, begin: int, end: int) -> dict[str, Any]:

@@ -1,0 +1,477 @@
+"""Trained policies: loaded from a run, a folder or a file, asked for actions, and saved for programs without the run.
+
+A policy's file has its weights and, as JSON, all that making the agent again takes: algorithm, settings and spaces. So
+neither an environment nor a store is made to load it. A run's ``best.safetensors`` is such a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium.spaces import Dict, Space
+from torch import Tensor, nn
+
+import sharpwave as sw
+from sharpwave.agents import registry
+from sharpwave.agents.learner import NetworkAgent, tensors_of
+from sharpwave.agents.protocol import Agent, Spaces, State
+from sharpwave.agents.space_tables import space_of, space_table
+from sharpwave.configuration import KIND, from_table, to_table
+from sharpwave.errors import NotRegisteredError
+from sharpwave.training import folder as files
+from sharpwave.training import setup
+from sharpwave.training.atomic_files import make_folder, read_regular, sealed_json, write_bytes
+from sharpwave.training.checkpoints import NO_STATE, load_policy, load_run_policy, save_policy
+from sharpwave.training.model_card import model_card
+from sharpwave.training.own_environments import with_environment
+from sharpwave.training.recipes.recipe import Environment, Gymnasium, OwnEnvironment, Recipe, environment_settings
+
+POLICY = "policy"
+"""Key of a policy's description among the figures in its file."""
+DESCRIPTION, WEIGHTS, CARD = "policy.json", "policy.safetensors", "README.md"
+"""Files of a saved folder."""
+SUFFIXES = (".sharpwave", ".safetensors")
+MAX_DESCRIPTION_BYTES = 16 << 20
+MAX_PARAMETERS, MAX_TENSORS = 1 << 30, 1 << 16
+"""Size limits of an agent that a file describes, in numbers and in tensors of them."""
+
+
+def describe(recipe: Recipe, env: setup.Env) -> dict[str, Any]:
+    """Return the description of the policies of a run in ``env``, as their files hold it beside their figures."""
+    observation, action = env.single_observation_space, env.single_action_space
+    return {POLICY: _description(recipe.agent, observation, action, setup.stacks(env), recipe.env)}
+
+
+def _description(
+    settings: Any, observation: Space[Any], action: Space[Any], stacks: Sequence[int], env: Any
+) -> dict[str, Any]:
+    return {
+        "sharpwave": sw.__version__,
+        "agent": to_table(settings),
+        "observation": space_table(observation),
+        "action": space_table(action),
+        "stacks": [*stacks],
+        "env": None if env is None else to_table(env),
+    }
+
+
+class Policy:
+    """Policy that chooses actions: an agent that acts and does not learn.
+
+    Attributes:
+        agent: the agent, with the policy's weights.
+        observation_space, action_space: of one environment.
+        env: settings of the environment that it was trained in; None: not known.
+        figures: figures of its training: ``steps``, and of a best policy its held-out scores.
+        checkpoint: which of a run's policies it is: "best", "last" or the steps of a checkpoint; "": of none.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+        *,
+        stacks: Sequence[int] = (),
+        env: Environment | None = None,
+        figures: Mapping[str, Any] | None = None,
+        checkpoint: str = "",
+        trust: bool = True,
+    ) -> None:
+        self.agent, self.observation_space, self.action_space = agent, observation_space, action_space
+        self.env, self.figures, self.checkpoint = env, {"steps": 0, **(figures or {})}, checkpoint
+        self._stacks, self._trust = stacks, trust
+        self._told = False
+
+    def __repr__(self) -> str:
+        name = "" if self.env is None else f" of {self.env.name}"
+        return f"<Policy: {self.agent.settings.kind}{name}, of step {self.steps:,}>"
+
+    @property
+    def steps(self) -> int:
+        """Environment steps after which it was saved."""
+        return int(self.figures["steps"])
+
+    # load
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        checkpoint: str | None = None,
+        *,
+        device: str = "auto",
+        seed: int = 0,
+        trust: bool = False,
+    ) -> Self:
+        """Load a policy. No code of the file's is run, and no environment is made.
+
+        Args:
+            path: a run's folder, a folder or a file that ``save`` wrote, or a run's ``best.safetensors``.
+            checkpoint: of a run: "best", the policy with the best held-out evaluation, "last", that of the newest
+                checkpoint, or the steps of a checkpoint; None: the best if there is one, else the last.
+            seed: of its exploration.
+            trust: allow importing the module that the environment's name refers to, when that is made.
+        Raises:
+            ValueError: there is no policy, or it is damaged, or too large.
+            NotRegisteredError: a program registered its agent, and this one has not.
+            NewerVersionError: a later release wrote it.
+        """
+        path = Path(path)
+        if path.is_dir() and not (path / DESCRIPTION).is_file():
+            chosen = files.chosen_checkpoint(path, checkpoint)
+            recipe = files.read_config(path, trust=True).recipe  # which imports nothing
+            weights, figures = load_run_policy(
+                path, chosen, lambda: _agent_of(_of_run(path, recipe, None, trust), "cpu", seed)
+            )
+            figures[POLICY] = _of_run(path, recipe, figures.get(POLICY), trust)
+        else:
+            chosen = ""
+            if checkpoint is not None:
+                raise ValueError(f"checkpoint: got {checkpoint!r} for {str(path)!r}, which is no run's folder")
+            weights, figures = _read_folder(path) if path.is_dir() else _read_file(path)
+        about = figures.pop(POLICY)
+        try:
+            return cls._made(about, weights, figures, chosen, device, seed, trust)
+        except NotRegisteredError as error:
+            raise NotRegisteredError(
+                f"policy {str(path)!r}: {error}. Import the module that registers it first, or let its package name it "
+                "in an entry point. Nothing is damaged"
+            ) from error
+        except NO_STATE as error:
+            raise ValueError(f"policy {str(path)!r} cannot be loaded: {error}") from error
+
+    @classmethod
+    def _made(
+        cls,
+        about: Mapping[str, Any],
+        weights: Mapping[str, Tensor],
+        figures: dict[str, Any],
+        checkpoint: str,
+        device: str,
+        seed: int,
+        trust: bool,
+    ) -> Self:
+        agent = _agent_of(about, device, seed, weights)
+        env = about["env"]
+        if env is not None:
+            env = from_table(environment_settings(env[KIND])(), env)
+        return cls(
+            agent,
+            space_of(about["observation"]),
+            space_of(about["action"]),
+            stacks=about["stacks"],
+            env=env,
+            figures=figures,
+            checkpoint=checkpoint,
+            trust=trust,
+        )
+
+    # act
+
+    def act(self, obs: Any, *, explore: bool = False) -> Any:
+        """Return the action for an observation, or the actions for observations [N, ...] of several environments.
+
+        Args:
+            explore: act as the agent explored when the policy was saved, by random actions or noise.
+        Raises:
+            ValueError: the observation is not of ``observation_space``, or the agent remembers earlier steps.
+        """
+        if self.agent.remembers:
+            raise ValueError(
+                f"act: {self.agent.settings.kind} remembers the episode's earlier steps; use "
+                "action, state = policy.predict(obs, state, episode_start, reward=...), which returns what it remembers"
+            )
+        return self.predict(obs, deterministic=not explore)[0]
+
+    def predict(
+        self,
+        observation: Any,
+        state: State = None,
+        episode_start: Any = None,
+        deterministic: bool = False,
+        *,
+        reward: Any = None,
+    ) -> tuple[Any, State]:
+        """Return actions, and what the agent remembers. The signature is that of Stable-Baselines3's algorithms.
+
+        Args:
+            observation: of one environment, or of several, [N, ...].
+            state: what the last call returned; None: all episodes begin.
+            episode_start: bool, or bool [N]: episodes that begin with this observation; None: none, after the first.
+            deterministic: choose the best actions. Otherwise the agent explores as when the policy was saved.
+            reward: of the step before, float or float [N], for agents that remember; None: 0, which agents that were
+                trained to see it may act worse by.
+        Raises:
+            ValueError: the observation is not of ``observation_space``.
+        """
+        obs, single = _batch(observation, self.observation_space)
+        lanes = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        if state is None or not self.agent.remembers:
+            state = self.agent.begin(lanes)
+        else:
+            begun = np.broadcast_to(np.asarray(False if episode_start is None else episode_start, np.bool_), lanes)
+            if reward is None and not self._told and not begun.all() and "reward" in self._memory():
+                self._told = True
+                warnings.warn(
+                    f"predict: {self.agent.settings.kind} sees the reward of the step before, and got none; it is 0 "
+                    "then. Give reward=",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            rewards = np.broadcast_to(np.asarray(0.0 if reward is None else reward, np.float32), lanes)
+            state = self.agent.observe(state, rewards, begun)
+        acted = self.agent.act(obs, state, self.steps, explore=not deterministic)
+        return acted.action[0] if single else acted.action, acted.state if self.agent.remembers else None
+
+    def _memory(self) -> Mapping[str, Any]:
+        return self.agent.memory() if isinstance(self.agent, NetworkAgent) else {}
+
+    # its environment
+
+    def env_settings(self, env: Any = None) -> Environment:
+        """Return the settings of the environment that it was trained in: its frames, stacks and masks.
+
+        Args:
+            env: another environment, as ``sharpwave.train`` takes it, for these settings; None: that of its training.
+        Raises:
+            ValueError: it is not known, or its name would import a module without ``trust``.
+        """
+        own = self.env
+        if env is not None:
+            return with_environment(Recipe(env=Gymnasium() if own is None else own), env).env
+        if own is None:
+            raise ValueError("env: the policy does not say in which environment it was trained; give one")
+        if isinstance(own, OwnEnvironment) and not own.factory:
+            raise ValueError(f"env: {own.name!r} was an object of the program that trained the policy; give one")
+        if not self._trust:
+            files.check_imports("the policy", Recipe(env=own))
+        return own
+
+    def check_env(self, env: setup.Env) -> None:
+        """Check that the policy can act in a vector of environments.  Raises: ValueError."""
+        pairs = (
+            ("observations", self.observation_space, env.single_observation_space),
+            ("actions", self.action_space, env.single_action_space),
+        )
+        for what, own, given in pairs:
+            if _form(own) != _form(given) or (what == "actions" and own != given):
+                raise ValueError(f"the environment's {what} are {given}, expected the {own} of the policy's training")
+
+    # save
+
+    def save(self, path: Path | str) -> Path:
+        """Write the policy, for programs that have neither the run nor its environment; an older file is replaced.
+
+        Args:
+            path: ``NAME.sharpwave``, a single file; or the name of a folder, which gets ``policy.safetensors``, the
+                same file, ``policy.json``, its description for other programs, and ``README.md``, a model card. Those
+                of an earlier policy are replaced.
+        Returns:
+            the path.
+        Raises:
+            ValueError: a name of another ending, or a folder of something else.
+            OSError: it cannot be written.
+        """
+        path = Path(path)
+        about = _description(self.agent.settings, self.observation_space, self.action_space, self._stacks, self.env)
+        figures = {**self.figures, POLICY: about}
+        weights = self.agent.policy_tensors(explore=True)  # its only ones: those that were loaded
+        if path.suffix:
+            if path.suffix not in SUFFIXES:
+                raise ValueError(
+                    f"save: got {path.name!r}, expected a name that ends in {SUFFIXES[0]}, for one file, or in no "
+                    "ending, for a folder; export writes .onnx and .pt2"
+                )
+            save_policy(path, weights, figures)
+            return path
+        if path.is_dir() and not (path / DESCRIPTION).is_file() and any(path.iterdir()):
+            raise ValueError(f"save: {str(path)!r} is a folder of something else; give the name of a new one")
+        make_folder(path)
+        write_bytes(path / CARD, model_card(self).encode())
+        save_policy(path / WEIGHTS, weights, figures)
+        write_bytes(path / DESCRIPTION, sealed_json({"version": files.VERSION, **figures}).encode())
+        return path
+
+
+# Files
+
+
+def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Load a file that ``save`` wrote.  Raises: ValueError, NewerVersionError."""
+    try:
+        weights, figures = load_policy(path)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"policy {str(path)!r} does not exist; give a run's folder, as 'sharpwave train' prints it, or what "
+            "Policy.save wrote"
+        ) from error
+    except OSError as error:
+        raise ValueError(f"policy {str(path)!r} cannot be read: {error}") from error
+    if not isinstance(figures.get(POLICY), dict):
+        raise ValueError(
+            f"policy {str(path)!r} does not say which agent it is of: an earlier one wrote it; load its run's folder"
+        )
+    return weights, figures
+
+
+def _read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Load a folder that ``save`` wrote.  Raises: ValueError, NewerVersionError."""
+    weights, figures = _read_file(path / WEIGHTS)
+    try:
+        content = read_regular(path / DESCRIPTION, MAX_DESCRIPTION_BYTES)
+        values = json.loads(content)
+        files.check_version(path / DESCRIPTION, values)
+        if content != sealed_json(values).encode():
+            raise ValueError("its checksum does not match: it was damaged or edited")
+        if json.dumps(values[POLICY], sort_keys=True) != json.dumps(figures[POLICY], sort_keys=True):
+            raise ValueError(f"it is of another policy than {WEIGHTS}")
+    except (OSError, *NO_STATE) as error:
+        raise ValueError(f"policy {str(path / DESCRIPTION)!r} cannot be loaded: {error}") from error
+    return weights, figures
+
+
+def _of_run(run: Path, recipe: Recipe, about: Any, trust: bool) -> dict[str, Any]:
+    """Return the description of a run's policies: its spaces by ``about`` or another of its policy files, or, where
+    none has them, by its environment; the rest by its settings."""
+    for name in (files.LAST, files.BEST):
+        if not isinstance(about, dict):
+            with contextlib.suppress(OSError, ValueError):
+                about = load_policy(run / name)[1].get(POLICY)
+    if not isinstance(about, dict):
+        if not trust:
+            files.check_imports(run / files.CONFIG, recipe)
+        with contextlib.closing(recipe.env.make(1)) as env:
+            about = describe(recipe, env)[POLICY]
+    return {**about, "agent": to_table(recipe.agent), "env": to_table(recipe.env)}
+
+
+# The agent
+
+
+def _agent_of(about: Mapping[str, Any], device: str, seed: int, weights: Mapping[str, Tensor] | None = None) -> Agent:
+    """Make the agent of a description, with ``weights``, without advancing torch's generators.
+
+    Raises:
+        NotRegisteredError, KeyError, TypeError, ValueError: the description is none, or the weights are not its own.
+    """
+    table, env = about["agent"], about["env"]
+    kind = registry.agent_class(table[KIND])
+    settings = from_table(kind.Settings(), table)
+    space = setup.seen_space(space_of(about["observation"]), about["stacks"])
+    spaces = Spaces(space, space_of(about["action"]), "the environment" if env is None else str(env["name"]))
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        if issubclass(kind, NetworkAgent):
+            _check_size(kind, spaces, settings, weights)
+        agent = kind(spaces, settings, device, seed)
+    if weights is not None:
+        agent.load_policy(weights)
+    return agent
+
+
+def _check_size(kind: type[NetworkAgent], spaces: Spaces, settings: Any, weights: Mapping[str, Tensor] | None) -> None:
+    """Check an agent's size, and that weights are its own, before memory is taken for it.  Raises: ValueError."""
+    try:
+        with torch.device("meta"), _counted():  # tensors without memory
+            found = tensors_of(kind(spaces, settings, "meta", 0).acting_modules(True))
+    except NotImplementedError:  # of a program's own network, for images
+        return
+    for name in found if weights is not None else ():
+        given = weights.get(name)  # type: ignore[union-attr]
+        if given is None or given.shape != found[name].shape:
+            said = "none" if given is None else f"shape {tuple(given.shape)}"
+            raise ValueError(f"weights {name}: got {said}, expected shape {tuple(found[name].shape)}, by its settings")
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[None]:
+    """Refuse networks that are too large, while inside.  Raises: ValueError."""
+    numbers = tensors = 0
+
+    def count(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal numbers, tensors
+        if tensor is not None:
+            numbers, tensors = numbers + tensor.numel(), tensors + 1
+        if numbers > MAX_PARAMETERS or tensors > MAX_TENSORS:
+            raise ValueError(
+                f"its settings make an agent of more than {MAX_PARAMETERS:,} numbers or {MAX_TENSORS:,} tensors"
+            )
+
+    modules = torch.nn.modules.module
+    hooks = [
+        modules.register_module_parameter_registration_hook(count),
+        modules.register_module_buffer_registration_hook(count),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# Observations
+
+
+def _form(space: Space[Any]) -> Any:
+    """Return what observations of a space share: kind, shape and dtype of each part."""
+    if isinstance(space, Dict):
+        return {name: _form(part) for name, part in space.spaces.items()}
+    sizes = getattr(space, "n", None), str(getattr(space, "nvec", ""))
+    return type(space).__name__, space.shape, str(space.dtype), sizes
+
+
+def _batch(obs: Any, space: Space[Any]) -> tuple[Any, bool]:
+    """Return an observation as one of several environments, [N, ...], and whether it was of one.
+
+    Raises:
+        ValueError: it is not of the space; the message names both.
+    """
+    if not isinstance(space, Dict):
+        array, single = _rows("", obs, space)
+        return array, single
+    flat = dict(_flat(obs)) if isinstance(obs, (Mapping, tuple)) else None
+    if flat is None or flat.keys() != space.spaces.keys():
+        got = f"the parts {', '.join(map(repr, flat))}" if flat is not None else type(obs).__name__
+        raise ValueError(f"observation: got {got}, expected a dict with {', '.join(map(repr, space.spaces))}: {space}")
+    found = {name: _rows(name, flat[name], part) for name, part in space.spaces.items()}
+    kinds = {name: (len(array), single) for name, (array, single) in found.items()}
+    if len(set(kinds.values())) > 1:
+        shapes = {name: np.shape(flat[name]) for name in found}
+        raise ValueError(f"observation: got parts of the shapes {shapes}, expected those of {space}, or N of each")
+    return {name: array for name, (array, _) in found.items()}, next(iter(kinds.values()))[1]
+
+
+def _flat(obs: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of nested dicts and tuples by key, joined as the environments of a run join them."""
+    if not isinstance(obs, (Mapping, tuple)):
+        yield key, obs
+        return
+    for name, part in obs.items() if isinstance(obs, Mapping) else enumerate(obs):
+        yield from _flat(part, f"{key}/{name}".removeprefix("/"))
+
+
+def _rows(name: str, obs: Any, space: Space[Any]) -> tuple[npt.NDArray[Any], bool]:
+    shape, dtype = space.shape or (), np.dtype(space.dtype)
+    what = f"observation {name!r}" if name else "observation"
+    try:
+        array = np.asarray(obs)
+    except ValueError as error:  # lists of different lengths
+        raise ValueError(f"{what}: got {type(obs).__name__}, expected an array of {space}: {error}") from error
+    whole = array.dtype.kind in "bui" and dtype.kind in "bui"
+    cast = array.astype(dtype, copy=False) if whole or array.dtype.kind == "f" == dtype.kind else array
+    alike = cast.dtype == dtype and (not whole or cast is array or bool((cast == array).all()))
+    single = array.shape == shape
+    if not alike or not (single or array.shape[1:] == shape):
+        raise ValueError(
+            f"{what}: got shape {array.shape} {array.dtype}, expected {shape} {dtype}, or {('N', *shape)} for N "
+            f"environments: {space}".replace("'N'", "N")
+        )
+    return (cast[None], True) if single else (cast, False)
