@@ -100,6 +100,19 @@ class TestRainbow(AgentSuite):
         return Rainbow(spaces, Rainbow.Settings(hidden_units=16, target_every=50, replay=replay), seed=seed)
 
 
+class TestSelfPrediction(AgentSuite):
+    """Over MinAtar's observations, standardized and shifted, acting by the target network, reset every few updates."""
+
+    spaces = Spaces(Box(0, 1, (10, 10, 4), np.bool_), MultiDiscrete([2, 3]))
+
+    def make_agent(self, spaces, seed):
+        settings = Rainbow.Settings(
+            hidden_units=16, self_prediction=4, random_shift=1, standardize=True, act_by_target=True, reset_every=3,
+            replay=TransitionsSettings(batch_size=8, n_step=2, prioritized=True),
+        )  # fmt: skip
+        return Rainbow(spaces, settings, seed=seed)
+
+
 class TestIQN(AgentSuite):
     """Over MinAtar's observations, with Munchausen rewards, averaged, without noise."""
 

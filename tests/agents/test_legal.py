@@ -15,12 +15,11 @@ from sharpwave.agents.distributional import C51, Expected
 from sharpwave.agents.dqn import DQN, DQNSettings, NStepErrors, double_q_targets
 from sharpwave.agents.exploration import EpsilonGreedy, Softmax
 from sharpwave.agents.impala import IMPALA
-from sharpwave.agents.losses import action_cross_entropy
+from sharpwave.agents.losses import action_cross_entropy, greedy_policy, munchausen_bonus, soft_policy
 from sharpwave.agents.ngu import NGU, NGUSettings
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Acted, Spaces
 from sharpwave.agents.r2d2 import R2D2, R2D2Settings, SequencesSettings
-from sharpwave.agents.rainbow import greedy_policy, munchausen_bonus, soft_policy
 
 INFINITY = math.inf
 SPACES = Spaces(Dict(obs=Box(-1, 1, (2,), np.float32), action_mask=MultiBinary(3)), Discrete(3))

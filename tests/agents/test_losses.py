@@ -11,16 +11,18 @@ from sharpwave.agents.dqn import double_q_targets
 from sharpwave.agents.impala import vtrace
 from sharpwave.agents.losses import (
     action_cross_entropy,
+    greedy_policy,
     huber,
     lambda_returns,
+    munchausen_bonus,
     signed_hyperbolic,
     signed_parabolic,
+    soft_policy,
     squared,
 )
 from sharpwave.agents.networks import dueling_combine
 from sharpwave.agents.ppo import clipped_surrogate, standardized
 from sharpwave.agents.r2d2 import n_step_targets
-from sharpwave.agents.rainbow import greedy_policy, munchausen_bonus, soft_policy
 from sharpwave.agents.sac import LOG_STD, dpg_loss, squash, temperature_loss, twin_targets
 from sharpwave.agents.td3 import smoothed
 

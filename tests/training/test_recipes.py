@@ -25,7 +25,8 @@ def test_recipes_that_were_never_run_to_a_score_say_so():
     named = {name for name, about in recipe_names().items() if "Experimental" in about}
     tasks = ("pendulum", "acrobot", "lunarlander", "bipedalwalker")
     zoo = {f"{task}-{kind}" for kind in ("ppo", "a2c") for task in tasks}
-    atari = {"rainbow", "data-efficient-rainbow", "der", "drq", "iqn", "drqn", "r2d2-atari", "r2d3-atari"}
+    in_100_000_steps = ("data-efficient-rainbow", "der", "drq", "spr", "sr-spr")
+    atari = {"rainbow", "iqn", "drqn", "r2d2-atari", "r2d3-atari", *in_100_000_steps}
     assert named == zoo | atari | {"simba", "tqc", "redq", "droq"}
 
 
@@ -87,6 +88,9 @@ def test_errors_name_the_option(changes, message):
         ("rainbow", {"noisy": False, "noisy_sigma": 0.1}, "--noisy-sigma: .* it needs --noisy"),
         ("rainbow", {"munchausen_lowest": -2.0}, "--munchausen-lowest: .* it needs --munchausen above 0"),
         ("rainbow", {"augmentations": 2}, "--augmentations: .* it needs --random-shift or --random-intensity above 0"),
+        ("rainbow", {"self_prediction_weight": 5.0}, "--self-prediction-weight: .* it needs --self-prediction above 0"),
+        ("rainbow", {"reset_keeps": 0.5}, "--reset-keeps: .* it needs --reset-every above 0"),
+        ("rainbow", {"act_by_target": True, "average_decay": 0.9}, "--average-decay: .* it needs --no-act-by-target"),
         ("pong", {"double": False}, "--double: .* it needs --munchausen 0"),
         ("gymnasium", {"dueling_baseline": "max"}, "--dueling-baseline: .* it needs --dueling"),
         ("gymnasium", {"target_every": 500}, "--target-every: .* it needs --target-tau 0"),

@@ -254,14 +254,16 @@ class ImplicitQNetwork(QNetwork):
         Returns:
             float32 [B, A, N].
         """
-        features: Tensor = self.torso(inputs)
+        return self.predict(self.torso(inputs), fractions)
+
+    def predict(self, features: Tensor, fractions: Tensor | None = None) -> Tensor:
         if fractions is None:
             fractions = midpoints(ACTING_FRACTIONS, features.device)
         angles = math.pi * torch.arange(self.COSINES, device=features.device)
         embedded: Tensor = self.embedding((fractions.unsqueeze(2) * angles).cos()).relu_()  # [B or 1, N, size]
         product = (self.head.hide(features) if self._behind_hidden else features).unsqueeze(1) * embedded
-        predict = self.head.predict if self._behind_hidden else self.head
-        quantiles: Tensor = predict(product.flatten(0, 1)).unflatten(0, product.shape[:2])
+        to_values = self.head.predict if self._behind_hidden else self.head
+        quantiles: Tensor = to_values(product.flatten(0, 1)).unflatten(0, product.shape[:2])
         return quantiles.transpose(1, 2)
 
 

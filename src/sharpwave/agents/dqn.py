@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -91,9 +91,11 @@ class QAgent(NetworkAgent):
         actions: numbers of the actions.
         exploration: strategy by which actions are chosen while exploring.
         online: network that explores and learns.
+        measured: metrics of the latest ``loss`` beside it, by name.
     """
 
     online: Any
+    measured: Mapping[str, Tensor] = {}
 
     def build(self) -> None:
         self.exploration: Strategy = self.settings.strategy
@@ -143,7 +145,7 @@ class QAgent(NetworkAgent):
 
     def differentiable_q(self, inputs: Any, state: Any) -> Tensor:
         """Return Q [B, A] of the output of ``inputs`` and the state before it, for gradients."""
-        q: Tensor = self.online(inputs)
+        q: Tensor = self.acting(True)(inputs)
         return q
 
     def scored_lanes(self, lanes: int) -> Bools:
@@ -158,8 +160,8 @@ class QAgent(NetworkAgent):
     def learn(self, batch: Any, step: int) -> Learned:
         self.optimizer.param_groups[0]["lr"] = self.learning_rate(step)
         loss, td_error = self.loss(batch)
-        self.minimize(loss, self.online)
-        return Learned(td_error, {"loss": loss.detach()})
+        self.minimize(loss, *self.trained().values())
+        return Learned(td_error, {"loss": loss.detach(), **self.measured})
 
     def schedules(self, step: int) -> dict[str, float]:
         return self.exploration.schedules(step) | super().schedules(step)
@@ -172,7 +174,7 @@ class TargetQAgent(QAgent):
     ``average_decay`` is set: the mean forgets less than single networks along the way.
     """
 
-    COUNTS = ("targets_copied",)
+    COUNTS: tuple[str, ...] = ("targets_copied",)
     settings: Any
 
     def build(self) -> None:

@@ -87,3 +87,36 @@ def signed_parabolic(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
     # 4 eps is divided out: as written above, the small difference of two numbers near 1 would be lost in float32.
     root = 2 * (eps + 1 + x.abs()) / ((1 + 4 * eps * (eps + 1 + x.abs())).sqrt() + 1)
     return x.sign() * (root.square() - 1)
+
+
+def greedy_policy(q: Tensor) -> Tensor:
+    """Return the greedy policy of values [B, A] as probabilities, float [B, A]: 1 for the first largest, else 0."""
+    return torch.zeros_like(q).scatter_(1, q.argmax(dim=1, keepdim=True), 1.0)
+
+
+def munchausen_bonus(q: Tensor, action: Tensor, temperature: float, lowest: float) -> Tensor:
+    """Compute the scaled log-probability of the taken actions, which Munchausen learning adds to their rewards.
+
+    Args:
+        q: float [B, A], Q(s_t, .) of the target network; -infinity for illegal actions.
+        action: int64 [B], indices of the taken actions.
+        temperature: that of the softmax policy.
+        lowest: lower bound of the result, at most 0.
+    Returns:
+        float [B]: max(lowest, temperature * log pi(a_t | s_t)), where pi = softmax(q / temperature).
+    Source: Vieillard, Pietquin and Geist (2020), Munchausen reinforcement learning, eq. 2 and section 3 (clipping).
+    """
+    assert q.ndim == 2 and action.shape == q.shape[:1], (q.shape, action.shape)
+    scaled = temperature * (q / temperature).log_softmax(dim=1)
+    return scaled.gather(1, action.unsqueeze(1)).squeeze(1).clamp(min=lowest, max=0.0)
+
+
+def soft_policy(q: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the softmax policy of values, float [B, A], and its entropy times the temperature, float [B].
+
+    With both, sum_a pi(a) (Q(a) - temperature * log pi(a)) is the policy's mean of Q plus that entropy. An action of
+    value -infinity, an illegal one, has probability 0 and no part in either.
+    """
+    log_policy = (q / temperature).log_softmax(dim=1)
+    policy = log_policy.exp()
+    return policy, -temperature * (policy * log_policy.masked_fill(policy == 0, 0.0)).sum(dim=1)

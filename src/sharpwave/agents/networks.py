@@ -42,12 +42,15 @@ class ImageTorso(nn.Sequential):
         layers: those that map images to features [B, channels, rows, columns].
         shape: channels, height, width.
     Attributes:
-        features: n.
+        features: n.  maps: channels, rows and columns that they are, with channels last.
     """
 
     def __init__(self, name: str, layers: list[nn.Module], shape: tuple[int, int, int]) -> None:
         super().__init__(*layers)
         self.features = _features(self, name, shape)
+        with torch.no_grad():
+            _, *maps = super().forward(torch.zeros(1, *shape)).shape  # type: ignore[no-untyped-call]
+        self.maps: tuple[int, int, int] = tuple(maps)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -300,5 +303,9 @@ class QNetwork(nn.Module):
 
     def forward(self, inputs: Tensor | dict[str, Tensor]) -> Tensor:
         """Map the output of the agent's inputs to predictions, float32 [B, A, *outputs]."""
-        predicted: Tensor = self.head(self.torso(inputs))
+        return self.predict(self.torso(inputs))
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Map the torso's features to predictions."""
+        predicted: Tensor = self.head(features)
         return predicted

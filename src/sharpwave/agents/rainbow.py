@@ -6,6 +6,7 @@ Adam, target copies and saving are DQN's; settings, network, acting and loss are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,10 +17,13 @@ import numpy.typing as npt
 from sharpwave.agents.actions import legal_in, with_legal
 from sharpwave.agents.dqn import DQN, DQNSettings, NStepErrors, QState
 from sharpwave.agents.exploration import EpsilonGreedy
-from sharpwave.agents.protocol import Acted, Obs, Valued
-from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings
+from sharpwave.agents.learner import move_towards
+from sharpwave.agents.losses import greedy_policy, munchausen_bonus, soft_policy
+from sharpwave.agents.protocol import Acted, Learned, Obs, Valued
+from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, FollowedTransitions, TransitionsSettings
 from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
+from sharpwave.nesting import map_leaves
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
@@ -82,6 +86,28 @@ class RainbowSettings(DQNSettings):
         at_least=1,
     )
 
+    self_prediction: int = setting(
+        0,
+        "images: steps ahead whose features a model predicts from the actions, which trains the torso, too; 0: none; "
+        "SPR: 5",
+        LEARNING,
+        at_least=0,
+    )
+    self_prediction_weight: float = setting(
+        2.0, "self-prediction: weight of its loss, 1 minus the cosine, summed over the steps", LEARNING, above=0
+    )
+
+    reset_every: int = setting(
+        0, "updates between resets of the agent, but for a share of its torso; 0: no resets", LEARNING, at_least=0
+    )
+    reset_until: int | None = setting(
+        None, "reset-every: no reset after so many steps, so that the last has time to learn", LEARNING, at_least=1
+    )
+    reset_keeps: float = setting(
+        0.8, "reset-every: share of the torso's weights that is kept", LEARNING, at_least=0, at_most=1
+    )
+    act_by_target: bool = setting(False, "the target network acts and is the policy, not the online one", LEARNING)
+
     munchausen: float = setting(
         0.0,
         "weight of the policy's log-probability in rewards, with a soft policy in targets (double is then not used); "
@@ -117,6 +143,12 @@ class RainbowSettings(DQNSettings):
         if not self.augmented:
             needs = "--random-shift or --random-intensity above 0"
             yield from dict.fromkeys(("augmentations", "target_augmentations"), needs).items()
+        if not self.self_prediction:
+            yield "self_prediction_weight", "--self-prediction above 0"
+        if not self.reset_every:
+            yield from dict.fromkeys(("reset_until", "reset_keeps"), "--reset-every above 0").items()
+        if self.act_by_target:
+            yield "average_decay", "--no-act-by-target"
         if self.munchausen == 0:
             yield from dict.fromkeys(("munchausen_temperature", "munchausen_lowest"), "--munchausen above 0").items()
         else:
@@ -134,6 +166,10 @@ class Rainbow(DQN):
     With noisy layers no action is random, unless ``noisy_epsilon`` asks for it: fresh noise is drawn for every step of
     the lanes, and for every pass of a network in an update. The policy, which is evaluated and saved, uses the means of
     the weights.
+
+    Attributes:
+        prediction: model of the next steps' features (``self_prediction``), or None.
+        updates: number of updates, where the agent is reset.
     """
 
     Settings: type[RainbowSettings] = RainbowSettings
@@ -142,6 +178,10 @@ class Rainbow(DQN):
         super().build()
         if self.settings.noisy and not self.settings.noisy_epsilon:
             self.exploration = EpsilonGreedy(start=0.0, end=0.0, steps=0)
+        self.prediction = self.model().to(self.device) if self.settings.self_prediction else None
+        if self.settings.reset_every:
+            self.COUNTS = (*self.COUNTS, "updates")
+            self.updates = 0
 
     # network
 
@@ -167,7 +207,7 @@ class Rainbow(DQN):
         linear: Callable[[int, int], nn.Module] = nn.Linear
         if settings.noisy:
             linear = partial(NoisyLinear, sigma=settings.noisy_sigma)
-        torso = self.make_torso(settings.hidden_units)
+        torso = self._torso()
         layers = QHead(
             torso.features,
             settings.hidden_units,
@@ -183,21 +223,46 @@ class Rainbow(DQN):
         size = layers.units if late else torso.features
         return ImplicitQNetwork(torso, size, layers, behind_hidden=late)
 
+    def _torso(self) -> Any:
+        from sharpwave.agents.networks import ImageTorso
+        from sharpwave.agents.self_prediction import Renormalized
+
+        settings = self.settings
+        torso = self.make_torso(settings.hidden_units)
+        if not settings.self_prediction:
+            return torso
+        expected = "0, or observations of one image and a network of this package's for it"
+        expect(settings, "self_prediction", isinstance(torso, ImageTorso), expected)
+        return Renormalized(torso)
+
+    def model(self) -> nn.Module:
+        """Make a fresh model for self-prediction."""
+        from sharpwave.agents.self_prediction import SelfPrediction
+
+        return SelfPrediction(self.online.torso.maps, self.num_actions, self.online.head.units)
+
+    def trained(self) -> dict[str, nn.Module]:
+        return super().trained() | ({} if self.prediction is None else {"prediction": self.prediction})
+
+    def acting(self, explore: bool) -> nn.Module:
+        network: nn.Module = self.target if self.settings.act_by_target else super().acting(explore)
+        return network
+
     # act
 
     def act(self, obs: Obs, state: QState, step: int, explore: bool = True) -> Acted:
         from sharpwave.agents.distributional import resample, silence
 
         if explore:
-            resample(self.online, self._rng)
+            resample(self.acting(True), self._rng)
         else:
-            silence(self.online)
+            silence(self.acting(True))
         return super().act(obs, state, step, explore)
 
     def decide(self, obs: Any, memory: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         from sharpwave.agents.distributional import silence
 
-        silence(self.online)
+        silence(self.acting(True))
         return super().decide(obs, memory)
 
     @property
@@ -208,43 +273,115 @@ class Rainbow(DQN):
     def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: QState) -> Valued:
         from sharpwave.agents.distributional import silence
 
-        silence(self.online)
+        silence(self.acting(True))
         return super().values_along(obs, action, reward, state)
 
     def q_of(self, predicted: Tensor) -> Tensor:
         return self.head.values(predicted)
 
     def initial_errors(self, lanes: int, kept: int) -> NStepErrors | None:
-        if self.settings.head == "c51":
-            return None  # its priorities are losses, on another scale than errors of the mean
+        if self.settings.head == "c51" or self.prediction is not None:
+            return None  # priorities are losses, on another scale than errors of the mean; or of windows' first steps
         return super().initial_errors(lanes, kept)
 
     # learn
+
+    def replay(self) -> TransitionsSettings:
+        replay, following = self.settings.replay, self.settings.self_prediction
+        return FollowedTransitions(**vars(replay), following=following) if following else replay
+
+    @property
+    def first_look(self) -> int:
+        items: int = math.ceil(super().first_look / max(self.settings.self_prediction, 1))  # windows are larger
+        return items
+
+    def prepare(self, batch: Any) -> None:
+        from sharpwave.agents.self_prediction import first_transitions
+
+        super().prepare(batch if self.prediction is None else first_transitions(batch))
+
+    def learn(self, batch: Any, step: int) -> Learned:
+        learned, settings = super().learn(batch, step), self.settings
+        if settings.reset_every:
+            self.updates += 1
+            if self.updates % settings.reset_every == 0 and (settings.reset_until or step) >= step:
+                self.reset()
+        return learned
+
+    def reset(self) -> None:
+        """Begin anew with ``reset_keeps`` of the torso and of the model of self-prediction; their other share, the rest
+        of the network and the optimizer's moments are fresh, and the target network is a copy.
+
+        Source: Nikishin et al. (2022), The primacy bias in deep reinforcement learning; D'Oro et al. (2023),
+        Sample-efficient reinforcement learning by breaking the replay ratio barrier, which shrinks and perturbs the
+        convolutions (Ash and Adams 2020).
+        """
+        fresh = {"online": self.network(), **({} if self.prediction is None else {"prediction": self.model()})}
+        for name, module in self.trained().items():
+            for part, own in module.named_children():
+                share = 1.0 - self.settings.reset_keeps if part in ("torso", "transition") else 1.0
+                move_towards(own, getattr(fresh[name].to(self.device), part), share)
+        for follower in self._followers.values():
+            move_towards(follower, self.online, 1.0)
+        self.optimizer.state.clear()
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the weighted mean of the items' losses, and TD errors, unweighted.
 
         Both are means over ``augmentations`` copies of the observations, and targets over ``target_augmentations`` of
-        the next ones (Yarats, Kostrikov and Fergus 2021, DrQ, algorithm 1), each copy with noise of its own.
+        the next ones (Yarats, Kostrikov and Fergus 2021, DrQ, algorithm 1), each copy with noise of its own. The next
+        steps are predicted from the last copy.
         """
+        if self.prediction is None:
+            losses, errors = self._losses(batch)
+            return (batch.weights * losses).mean(), errors
+        from sharpwave.agents.self_prediction import first_transitions, prediction_losses
+
+        mask = batch.mask
+        losses, errors, predicted, target = self._losses(first_transitions(batch), batch)
+        apart = prediction_losses(predicted, target, mask)
+        self.measured = {"self_prediction": apart.detach().sum() / mask.sum()}
+        losses = losses + self.settings.self_prediction_weight * apart
+        return (batch.weights * losses).mean(), nn.functional.pad(errors.unsqueeze(1), (0, mask.shape[1] - 1))
+
+    def _losses(self, batch: Any, windows: Any = None) -> tuple[Tensor, ...]:
+        """Return losses and TD errors, both [B], of transitions; of ``windows`` that they begin also the predicted
+        projections of the next steps and their targets, both [B, K, n]."""
         head, settings = self.head, self.settings
         action = self.actions.numbers(batch.action)
+        predictions: tuple[Tensor, ...] = ()
         fractions, next_fractions = self._fractions(len(action)), self._fractions(len(action))
         with self.autocast():
             # First: autocast caches rounded weights, and those of a pass without gradient would carry none.
             predicted = []
             for _ in range(settings.augmentations):
                 inputs = self.training_inputs(batch.obs)
-                predicted.append(self._predicted(self.online, inputs, fractions))
+                features = self.online.torso(inputs)
+                predicted.append(self._of_features(self.online, features, fractions))
+            if self.prediction is not None:
+                actions = self.actions.numbers(windows.action)
+                predictions = (self.prediction(features, actions, self.online.head),)
             with torch.no_grad():
                 nexts = [
                     self._bootstrap(batch, action, inputs, next_fractions) for _ in range(settings.target_augmentations)
                 ]
+                if predictions:
+                    predictions += (self._next_projections(windows),)
         targets = [head.target(following, policy, reward, batch.discount) for following, policy, reward in nexts]
         target, rows = _mean(targets), torch.arange(len(action), device=action.device)
         compared = [head.loss(one[rows, action], target, fractions) for one in predicted]
         losses, errors = (_mean(parts) for parts in zip(*compared, strict=True))
-        return (batch.weights * losses).mean(), errors
+        return losses, errors, *predictions
+
+    def _next_projections(self, windows: Any) -> Tensor:
+        """Return the target network's projections of the observations after each step of windows, [B, K, n]."""
+        from sharpwave.agents.self_prediction import projected
+
+        size, steps = windows.mask.shape
+        following = map_leaves(lambda one: one[:, 1 : steps + 1].flatten(0, 1), windows.obs)
+        features = self.target.torso(self.training_inputs(following))
+        found: Tensor = projected(self.target.head, features).unflatten(0, (size, steps))
+        return found
 
     def _bootstrap(
         self, batch: Any, action: Tensor, inputs: Any, next_fractions: Tensor | None
@@ -275,12 +412,15 @@ class Rainbow(DQN):
         policy, entropy = soft_policy(next_q, settings.munchausen_temperature)
         return next_predicted, policy, batch.reward + settings.munchausen * bonus + batch.discount * entropy
 
-    def _predicted(self, network: nn.Module, inputs: Any, fractions: Tensor | None = None) -> Tensor:
+    def _predicted(self, network: Any, inputs: Any, fractions: Tensor | None = None) -> Tensor:
         """Predict with fresh noise."""
+        return self._of_features(network, network.torso(inputs), fractions)
+
+    def _of_features(self, network: Any, features: Tensor, fractions: Tensor | None = None) -> Tensor:
         from sharpwave.agents.distributional import resample
 
         resample(network, self._rng)
-        predicted: Tensor = network(inputs) if fractions is None else network(inputs, fractions)
+        predicted: Tensor = network.predict(features) if fractions is None else network.predict(features, fractions)
         return predicted.float()
 
     def _fractions(self, items: int) -> Tensor | None:
@@ -290,36 +430,3 @@ class Rainbow(DQN):
 
 def _mean(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.stack(list(parts)).mean(dim=0)
-
-
-def greedy_policy(q: Tensor) -> Tensor:
-    """Return the greedy policy of values [B, A] as probabilities, float [B, A]: 1 for the first largest, else 0."""
-    return torch.zeros_like(q).scatter_(1, q.argmax(dim=1, keepdim=True), 1.0)
-
-
-def munchausen_bonus(q: Tensor, action: Tensor, temperature: float, lowest: float) -> Tensor:
-    """Compute the scaled log-probability of the taken actions, which Munchausen learning adds to their rewards.
-
-    Args:
-        q: float [B, A], Q(s_t, .) of the target network; -infinity for illegal actions.
-        action: int64 [B], indices of the taken actions.
-        temperature: that of the softmax policy.
-        lowest: lower bound of the result, at most 0.
-    Returns:
-        float [B]: max(lowest, temperature * log pi(a_t | s_t)), where pi = softmax(q / temperature).
-    Source: Vieillard, Pietquin and Geist (2020), Munchausen reinforcement learning, eq. 2 and section 3 (clipping).
-    """
-    assert q.ndim == 2 and action.shape == q.shape[:1], (q.shape, action.shape)
-    scaled = temperature * (q / temperature).log_softmax(dim=1)
-    return scaled.gather(1, action.unsqueeze(1)).squeeze(1).clamp(min=lowest, max=0.0)
-
-
-def soft_policy(q: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the softmax policy of values, float [B, A], and its entropy times the temperature, float [B].
-
-    With both, sum_a pi(a) (Q(a) - temperature * log pi(a)) is the policy's mean of Q plus that entropy. An action of
-    value -infinity, an illegal one, has probability 0 and no part in either.
-    """
-    log_policy = (q / temperature).log_softmax(dim=1)
-    policy = log_policy.exp()
-    return policy, -temperature * (policy * log_policy.masked_fill(policy == 0, 0.0)).sum(dim=1)

@@ -45,7 +45,11 @@ class TransitionsSettings(ViewSettings):
 
     def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
         sampler = sw.Prioritized(alpha=self.priority_alpha, beta=self.beta_start) if self.prioritized else sw.Uniform()
-        return store.transitions(name=name, n_step=self.n_step, gamma=self.gamma, sampler=sampler, seed=seed)
+        return self._opened(store, name=name, n_step=self.n_step, gamma=self.gamma, sampler=sampler, seed=seed)
+
+    def _opened(self, store: sw.Store, **settings: Any) -> Any:
+        """Make the view."""
+        return store.transitions(**settings)
 
     def beta(self, step: int) -> float | None:
         return linear(step, self.beta_start, self.beta_end, self.beta_steps) if self.prioritized else None
@@ -61,6 +65,27 @@ class UpdateSettings:
         LEARNING,
         above=0,
     )
+
+
+@dataclass(frozen=True)
+class FollowedTransitions(TransitionsSettings):
+    """Settings of a view of transitions that come with the steps after them: windows that begin at every step.
+
+    A window's first reward, discount and bootstrap are the transition's, and its priority is that of its largest error,
+    so that errors of 0 for the steps after the first leave the priority to that one.
+
+    Attributes:
+        following: actions of a window, the transition's own included; one more observation is sure to be there.
+    """
+
+    following: int = 1
+
+    @property
+    def horizon(self) -> int:
+        return self.n_step + self.following - 1
+
+    def _opened(self, store: sw.Store, **settings: Any) -> Any:
+        return store.sequences(self.following, stride=1, eta=1.0, **settings)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import torch
 from sharpwave.agents.distributional import C51, IQN, QR, Expected, project, quantile_huber
 from sharpwave.agents.dqn import double_q_targets
 from sharpwave.agents.iql import expectile_loss
-from sharpwave.agents.losses import action_cross_entropy, huber, lambda_returns
-from sharpwave.agents.rainbow import greedy_policy
+from sharpwave.agents.losses import action_cross_entropy, greedy_policy, huber, lambda_returns
 from sharpwave.agents.sac import dpg_loss
 
 from .quiet import jax, rlax
