@@ -174,7 +174,8 @@ def iqm_of(runs: list[Line]) -> float:
 
 def minutes_of(runs: list[Line]) -> float:
     """Return the median of the runs' minutes of training."""
-    return statistics.median(run["minutes"] for run in runs)
+    middle: float = statistics.median(run["minutes"] for run in runs)
+    return middle
 
 
 def ratio(ours: float, theirs: float) -> str:
