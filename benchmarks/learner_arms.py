@@ -143,7 +143,13 @@ LUNARLANDER = {"lunarlander": {"dqn": Arm("lunarlander", seeds=(511, 512, 513))}
 TWO_STEP = {"env": "sharpwave/TwoStep-v0", "steps": 10_000, "evaluate_every": 0}
 UNTRAINED = {"steps": 2_000, "evaluate_every": 0}
 """The warm-up of recipes ``vdn``, ``qmix`` and ``masac``, after which no update has been made."""
+MEETING = {"env": "sharpwave/Meeting-v0", "steps": 30_000, "utd": 0.25, "evaluate_every": 0}
 TEAMS = {
+    "meeting": {
+        "qmix": Arm("qmix", MEETING | {"steps": 50_000, "epsilon_steps": 20_000}, seeds=OURS),
+        "masac": Arm("masac", MEETING | {"standardize_rewards": True}, seeds=OURS),
+        "masac plain": Arm("masac", MEETING, seeds=OURS),
+    },
     "two-step": {
         "qmix": Arm(  # with VDN's steps
             "qmix",
@@ -162,7 +168,8 @@ TEAMS = {
         },
     },
 }
-"""The matrix game of the QMIX paper, under uniform exploration as there, and mpe2's simple_spread."""
+"""A grid where two agents have to meet, the matrix game of the QMIX paper, under uniform exploration as there, and
+mpe2's simple_spread."""
 RECURRENT = {
     "num_envs": 16, "steps": 200_000, "capacity": 200_000, "codec": "raw", "threads": 1, "checkpoint_every": 100_000,
     "warmup_steps": 2_000, "update_every": 4, "stop_reward": 0.9, "evaluate_every": 10_000, "network": "mlp",

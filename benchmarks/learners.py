@@ -1,6 +1,7 @@
 """Tasks learned by several agents from several seeds: held-out scores of fixed weights, their IQM and its interval.
 
-    python benchmarks/learners.py [--tasks tmaze lock minatar lunarlander two-step spread repeat-first memory-chain
+    python benchmarks/learners.py [--tasks tmaze lock minatar lunarlander meeting two-step spread repeat-first
+                                   memory-chain
                                    breakout seaquest qbert pong-fair cartpole cartpole-stale minatar-ppo
                                    halfcheetah inverted-pendulum hopper deep-sea robots classic]
                                   [--peers] [--sbx PYTHON] [--agents NAME ...] [--seeds 401 402 ...]

@@ -167,7 +167,7 @@ class Actors(test_masac.Oracle):
         found, told = [], self.others(action)
         for critic in ("0.", "1."):
             own = {name.removeprefix(critic): value for name, value in weights.items() if name.startswith(critic)}
-            made, states = np.float64(batch["fields"]["core"])[:, :, UNITS:], []
+            made, states = batch["fields"]["core"][:, :, UNITS:], []
             state: Any = np.zeros((len(LENGTHS), AGENTS, UNITS))
             for t in range(COLUMNS + 1):
                 each, whole = seen(columns(batch, t))

@@ -309,3 +309,30 @@ def test_a_team_s_package_that_is_not_there_is_named(monkeypatch):
     for name, package in (("Foraging-9x9-2p-2f-v9", "lbforaging"), ("rware-tiny-2ag-v9", "rware")):
         with pytest.raises(ValueError, match=f"needs {package}: " + re.escape(install("teams"))):
             make_env(name, 1)
+
+
+def test_two_agents_meet_by_hand():
+    """Both go straight to the goal and wait there; the last step pays, every step costs."""
+    env: Any = make_env("sharpwave/Meeting-v0", 1)
+    moves, returns = {(0, 0): 0, (1, 0): 1, (-1, 0): 2, (0, 1): 3, (0, -1): 4}, []
+    for seed in range(40):
+        obs, _ = env.reset(seed=seed)
+        own, other = obs["agents"][0]
+        assert own.tolist() == [*other[2:4], *other[:2], *other[4:]]
+        far = max(int(np.abs(one[:2] - one[4:]).sum()) for one in (own, other))
+        for step in range(1, far + 1):
+            towards = np.sign(obs["agents"][0, :, 4:] - obs["agents"][0, :, :2]).astype(int)
+            towards[towards.all(axis=1), 1] = 0
+            obs, reward, terminated, truncated, _ = env.step(
+                np.array([[moves[tuple(one)] for one in towards.tolist()]])
+            )
+            assert terminated[0] == (step == far) and not truncated[0]
+            assert reward[0] == pytest.approx((step == far) - 0.01)
+        returns.append(1 - 0.01 * far)
+    assert np.mean(returns) == pytest.approx(0.96, abs=0.01)
+    env.reset(seed=0)
+    stayed = [env.step(np.zeros((1, 2), np.int64)) for _ in range(25)]
+    assert [one[3][0] for one in stayed] == [False] * 24 + [True] and sum(one[1][0] for one in stayed) == pytest.approx(
+        -0.25
+    )
+    env.close()

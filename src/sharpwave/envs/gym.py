@@ -34,6 +34,7 @@ def register() -> None:
     register_tasks()
     if "sharpwave/TwoStep-v0" not in gymnasium.registry:
         gymnasium.register("sharpwave/TwoStep-v0", "sharpwave.envs.team_games:two_step")
+        gymnasium.register("sharpwave/Meeting-v0", "sharpwave.envs.team_games:Meeting")
     if "ALE/Pong-v5" not in gymnasium.registry:
         gymnasium.register_envs(ale_py)
 

@@ -1,4 +1,4 @@
-"""Teams of agents as one environment: PettingZoo's parallel ones, Gymnasium's whose spaces are tuples; a small game.
+"""Teams of agents as one environment: PettingZoo's parallel ones, Gymnasium's whose spaces are tuples; small games.
 
 Environments of the packages mpe2, lbforaging and rware are found by their names.
 """
@@ -336,3 +336,35 @@ class TwoStepGame:
 def two_step(render_mode: str | None = None) -> TeamEnv:
     """Make the two-step game as a Gymnasium environment; it has no pictures."""
     return TeamEnv(TwoStepGame())
+
+
+class Meeting(gymnasium.Env[Any, Any]):
+    """Two agents on a grid of 5 x 5 fields who have to stand on the same given field at once, an environment of tuples.
+
+    Both see where they, the other and the goal are. They stay, or go to one of four sides. The meeting pays 1 to the
+    team and ends the episode; each step costs it .01; after 25 steps the episode is cut. The best team gets .96.
+    """
+
+    SIDE, STEPS, COST = 5, 25, 0.01
+    MOVES = np.array([(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)])
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+    observation_space = Tuple([Box(0.0, SIDE - 1.0, (6,), np.float32)] * 2)
+    action_space = Tuple([Discrete(len(MOVES))] * 2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Each | None = None) -> tuple[Any, Each]:
+        super().reset(seed=seed)
+        fields = self.np_random.choice(self.SIDE**2, 3, replace=False)
+        self.steps, self.places = 0, np.stack(np.divmod(fields, self.SIDE), axis=1)  # of both agents, and the goal
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.places[:2] = np.clip(self.places[:2] + self.MOVES[list(action)], 0, self.SIDE - 1)
+        self.steps += 1
+        met = bool((self.places[:2] == self.places[2]).all())
+        return self._seen(), met - self.COST, met, self.steps >= self.STEPS and not met, {}
+
+    def _seen(self) -> Any:
+        return tuple(self.places[order].astype(np.float32).ravel() for order in ([0, 1, 2], [1, 0, 2]))
