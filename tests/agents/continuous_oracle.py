@@ -120,7 +120,7 @@ class TD3Oracle(Oracle):
         action = np.tanh(self.actor(nets["target_actor"], batch["next_obs"]))
         action = np.clip(action + np.clip(settings.target_noise * noise[0], -limit, limit), -1, 1)
         next_q = self.critics(nets["target_critics"], batch["next_obs"], action).min(axis=0)
-        targets = batch["reward"] + batch["discount"] * next_q
+        targets = batch["reward"] + batch["discount"] * (next_q + self.bonus(action, batch))
         q = self.critics(nets["critics"], batch["obs"], batch["action"])
 
         def critic_loss(w):
@@ -135,6 +135,10 @@ class TD3Oracle(Oracle):
             self.follow("critics", "target_critics")
             self.follow("actor", "target_actor")
         return (targets - q).mean(axis=0)
+
+    def bonus(self, action, batch):
+        """Added to the values of the target policy's actions."""
+        return 0.0
 
     def policy_loss(self, batch):
         """The loss of an actor's weights."""

@@ -26,6 +26,46 @@ class TD3BCOracle(TD3Oracle):
         return loss
 
 
+class ReBRACOracle(TD3Oracle):
+    """TD3 of three hidden layers, the critics' normalized before their ReLU. Its targets are lower by beta 2 times the
+    squared distance of the target policy's action from the next one of the data, where that is known, and its policy
+    minimizes -min Q / mean |min Q| + beta 1 times its own distance."""
+
+    def actor(self, w, obs):
+        for layer in (1, 3, 5):
+            obs = np.maximum(obs @ w[f"hidden.{layer}.weight"].T + w[f"hidden.{layer}.bias"], 0)
+        return obs @ w["output.weight"].T + w["output.bias"]
+
+    def critics(self, w, obs, action):
+        found = []
+        for k in range(2):
+            x = np.concatenate([obs, action], axis=1)
+            for layer in (0, 3, 6):
+                x = x @ w[f"hidden.{layer}.weight"][k] + w[f"hidden.{layer}.bias"][k]
+                off = x - x.mean(axis=1, keepdims=True)
+                x = off / np.sqrt((off**2).mean(axis=1, keepdims=True) + 1e-5)
+                x = np.maximum(x * w[f"hidden.{layer + 1}.scale"][k] + w[f"hidden.{layer + 1}.shift"][k], 0)
+            found.append((x * w["output"][k]).sum(axis=1) + w["output_bias"][k])
+        return np.stack(found)
+
+    def bonus(self, action, batch):
+        distance = ((action - batch["next_action"]) ** 2).sum(axis=1)
+        return np.where(batch["known"] & ~np.isnan(distance), -self.settings.critic_imitation * distance, 0.0)
+
+    def policy_loss(self, batch):
+        nets = self.networks
+        action = np.tanh(self.actor(nets["actor"], batch["obs"]))
+        size = np.abs(self.critics(nets["critics"], batch["obs"], action).min(axis=0)).mean()
+
+        def loss(w):
+            action = np.tanh(self.actor(w, batch["obs"]))
+            value = self.critics(nets["critics"], batch["obs"], action).min(axis=0)
+            distance = ((action - batch["action"]) ** 2).sum(axis=1)
+            return (-value / size + self.settings.actor_imitation * distance).mean()
+
+        return loss
+
+
 class IQLOracle(Oracle):
     """Networks of two hidden layers; the policy is a Gaussian around tanh of its output, of one deviation.
 

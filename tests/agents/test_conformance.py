@@ -26,6 +26,7 @@ from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.r2d2 import R2D2, SequencesSettings
 from sharpwave.agents.r2d3 import R2D3
 from sharpwave.agents.rainbow import Rainbow
+from sharpwave.agents.rebrac import ReBRAC, ReBRACTransitions
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.agents.rollouts import MinibatchSettings, RolloutSettings
 from sharpwave.agents.sac import SAC
@@ -329,6 +330,16 @@ class TestTD3BC(AgentSuite):
     def make_agent(self, spaces, seed):
         replay = TransitionsSettings(batch_size=8, n_step=3, prioritized=True)
         return TD3BC(spaces, TD3BC.Settings(hidden_units=16, random_steps=0, replay=replay), seed=seed)
+
+
+class TestReBRAC(AgentSuite):
+    """Over numbers and categories, with two steps."""
+
+    spaces = TestCrossQ.spaces
+
+    def make_agent(self, spaces, seed):
+        replay = ReBRACTransitions(batch_size=8, n_step=2)
+        return ReBRAC(spaces, ReBRAC.Settings(hidden_units=16, replay=replay), seed=seed)
 
 
 class TestCalQL(AgentSuite):

@@ -11,9 +11,10 @@ from sharpwave.agents.bc import gaussian_log_prob, squashed_log_prob
 from sharpwave.agents.calql import CalQL, conservative_penalty
 from sharpwave.agents.episode_outcomes import OutcomeSettings, following, returns_to_go
 from sharpwave.agents.iql import IQL, advantage_weight
+from sharpwave.agents.rebrac import ReBRAC, penalized_value_loss
 from sharpwave.agents.td3bc import TD3BC, value_and_imitation_loss
 from tests.agents.continuous_oracle import ACTIONS, BATCH, SIZE, UNITS
-from tests.agents.offline_oracle import CalQLOracle, IQLOracle, TD3BCOracle
+from tests.agents.offline_oracle import CalQLOracle, IQLOracle, ReBRACOracle, TD3BCOracle
 from tests.agents.test_continuous_updates import HIGH, LOW, SPACES, batches, networks_of
 
 COUNT = 3
@@ -36,6 +37,7 @@ def recorded(count, seed):
             "return_to_go": (3 * rng.normal(size=BATCH)).astype(np.float32),
             "episode_return": (rng.normal(size=BATCH)).astype(np.float32),
             "known": rng.random(BATCH) < 0.7,
+            "next_action": np.where(rng.random((BATCH, 1)) < 0.2, np.nan, one["action"][::-1]).astype(np.float32),
         }
 
 
@@ -55,6 +57,7 @@ CALQL = STANDARD | {"sampled_actions": COUNT, "target_tau": 0.1, "actor_lr": 3e-
 CASES = [
     (TD3BC, STANDARD, TD3BCOracle, lambda: [normal(BATCH, ACTIONS)]),
     (TD3BC, STANDARD | {"value_weight": 0.7, "policy_delay": 1}, TD3BCOracle, lambda: [normal(BATCH, ACTIONS)]),
+    (ReBRAC, {"actor_imitation": 0.5, "critic_imitation": 2.0}, ReBRACOracle, lambda: [normal(BATCH, ACTIONS)]),
     (IQL, STANDARD | {"inverse_temperature": 0.4, "max_weight": 2.0, "target_tau": 0.1}, IQLOracle, list),
     (CalQL, CALQL, CalQLOracle, of_calql),
     (CalQL, CALQL | {"calibrated": False, "conservatism": 0.5}, CalQLOracle, of_calql),
@@ -67,7 +70,7 @@ def test_updates_are_those_of_the_equations(kind, changes, oracle, draw):
     agent = kind(SPACES, kind.Settings(hidden_units=UNITS, lr=1e-2, **changes))
     first = next(recorded(1, seed=9))
     factor = 1.0
-    if kind is not TD3BC:
+    if kind in (IQL, CalQL):
         agent.prepare(Items({name: torch.from_numpy(one) for name, one in first.items()}))
         known = first["episode_return"][first["known"]]
         factor = 1000 / (known.max() - known.min())
@@ -82,7 +85,8 @@ def test_updates_are_those_of_the_equations(kind, changes, oracle, draw):
         torch.manual_seed(100 + update)
         learned = agent.learn(Items({name: torch.from_numpy(one) for name, one in batch.items()}), update)
         wide = {name: one if one.dtype == bool else np.float64(one) for name, one in batch.items()}
-        wide["action"] = 2 * (wide["action"] - LOW) / (HIGH - LOW) - 1
+        for name in ("action", "next_action"):
+            wide[name] = 2 * (wide[name] - LOW) / (HIGH - LOW) - 1
         np.testing.assert_allclose(learned.td_error, expected.learn(wide, noise), rtol=0, atol=5e-5)
         for network, tensors in networks_of(agent).items():
             for name, found in tensors.items():
@@ -163,6 +167,15 @@ def test_the_gradient_of_values_and_imitation_by_hand():
     ).sum().backward()
     assert action.grad is not None
     np.testing.assert_allclose(action.grad.numpy(), [[-2.0 + 0.5, 2.0], [0.0, -4.0]])
+
+
+def test_the_gradient_of_penalized_values_by_hand():
+    """Values of mean size 2 weigh 1 / 2; the distance is the sum of two numbers' squares."""
+    action = torch.tensor([[0.5, 0.0], [0.0, 0.0]], requires_grad=True)
+    value, gradient = torch.tensor([3.0, -1.0]), torch.tensor([[1.0, -1.0], [0.0, 2.0]])
+    penalized_value_loss(action, torch.zeros(2, 2), value, gradient, 1.0, 0.2).sum().backward()
+    assert action.grad is not None
+    np.testing.assert_allclose(action.grad.numpy(), [[-0.5 + 0.2, 0.5], [0.0, -1.0]])
 
 
 def test_the_penalty_by_hand():

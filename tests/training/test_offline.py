@@ -369,6 +369,6 @@ def test_help_and_mistakes_on_the_command_line(capfd, monkeypatch):
         assert code == 0 and own in text and other not in text
         assert all(option in text for option in ("--data", "--algorithm", "--updates", "--env"))
     code, text = command(capfd, monkeypatch, "train", "offline", "--data", "x", "--algorithm", "dqn")
-    assert code == 2 and "expected one that learns offline: cql, iql, bc, td3bc, calql" in text
+    assert code == 2 and "expected one that learns offline: cql, iql, bc, td3bc, rebrac, calql" in text
     code, text = command(capfd, monkeypatch, "train", "offline")
     assert code == 2 and "--data: got nothing" in text

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sharpwave.agents.r2d2 import R2D2
     from sharpwave.agents.r2d3 import R2D3
     from sharpwave.agents.rainbow import Rainbow
+    from sharpwave.agents.rebrac import ReBRAC
     from sharpwave.agents.sac import SAC
     from sharpwave.agents.td3 import TD3
     from sharpwave.agents.td3bc import TD3BC
@@ -58,6 +59,7 @@ __all__ = [
     "CalQL",
     "CrossQ",
     "Rainbow",
+    "ReBRAC",
     "SlidingUCB",
     "ThompsonBeta",
     "ThompsonGaussian",

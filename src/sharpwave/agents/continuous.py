@@ -53,7 +53,8 @@ class ContinuousSettings(Checked, UpdateSettings):
         "auto", "torso of actor and critics; auto: convolutions over images, none over vectors", NETWORK,
         choices=networks,
     )  # fmt: skip
-    hidden_units: int = setting(256, "units of each of the two hidden layers", NETWORK, at_least=1)
+    hidden_units: int = setting(256, "units of each hidden layer", NETWORK, at_least=1)
+    hidden_layers: int = setting(2, "hidden layers of actor and critics, plain ones", NETWORK, at_least=1)
     critic_units: int | None = setting(
         None, "units of the critics' hidden layers; empty: hidden-units", NETWORK, at_least=1
     )
@@ -186,14 +187,15 @@ class ContinuousAgent(NetworkAgent):
         """Return what the actor's hidden layers consist of."""
         from sharpwave.agents.hidden_layers import LayerStyle
 
-        return LayerStyle(self.settings.blocks)
+        return LayerStyle(self.settings.blocks, depth=self.settings.hidden_layers)
 
     def critic_style(self) -> LayerStyle:
         """Return what the critics' hidden layers consist of."""
         from sharpwave.agents.hidden_layers import LayerStyle
 
         settings = self.settings
-        return LayerStyle(settings.blocks, "layer" if settings.layer_norm else "", settings.dropout)
+        normalized = "layer" if settings.layer_norm else ""
+        return LayerStyle(settings.blocks, normalized, settings.dropout, settings.hidden_layers)
 
     def actor_network(self) -> nn.Module:
         """Make a fresh actor: outputs of ``inputs`` -> float32 [B, OUTPUTS * size of an action]."""

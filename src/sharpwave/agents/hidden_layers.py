@@ -14,8 +14,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-LAYERS = 2
-"""Hidden layers without blocks."""
 WIDENING = 4
 """Units inside a residual block, in those of its ends."""
 
@@ -31,11 +29,13 @@ class LayerStyle:
             al. (2024), CrossQ; "": not. Plain layers only.
         dropout: probability that an output of a linear layer is 0, as in Hiraoka et al. (2022), Dropout Q-functions for
             doubly efficient reinforcement learning. Plain layers only.
+        depth: number of plain layers.
     """
 
     blocks: str = "plain"
     normalized: str = ""
     dropout: float = 0.0
+    depth: int = 2
 
     def layers(self, inputs: int, units: int, blocks: int, members: int | None = None) -> list[nn.Module]:
         """Make layers that map [..., B, inputs] to [..., B, units].
@@ -52,7 +52,7 @@ class LayerStyle:
             embedding = orthogonal(linear(inputs, units))
             return [embedding, *(Residual(units, linear, norm) for _ in range(blocks)), norm(units)]
         made: list[nn.Module] = []
-        for size in [inputs] + [units] * (LAYERS - 1):
+        for size in [inputs] + [units] * (self.depth - 1):
             made.append(linear(size, units))
             if self.dropout:
                 made.append(nn.Dropout(self.dropout))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
 
 FAMILIES = ("vectors", "on_policy", "atari", "minatar", "puzzles", "continuous", "teams", "offline")
-OFFLINE = ("cql", "iql", "bc", "td3bc", "calql")
+OFFLINE = ("cql", "iql", "bc", "td3bc", "rebrac", "calql")
 """Algorithms of recipe ``offline``, which differ in their settings; the first is its default."""
 EXPERIMENTAL = "Experimental: not yet run to a score."
 
