@@ -196,6 +196,16 @@ DEEP_SEA = {
     }
 }
 """Deep sea of 20 rows, of another mapping of the actions for each seed. DQN's epsilon falls from 1 to .02."""
+SEA_10: dict[str, Any] = FEEDFORWARD | {
+    "env": "learner_tasks:DeepSea10x{seed}-v0", "steps": 30_000, "warmup_steps": 1_000, "target_tau": 0.0,
+    "target_every": 500, "gamma": 0.99, "epsilon_start": 0.1, "epsilon_end": 0.1, "epsilon_steps": 0,
+    "evaluate_every": 2_000,
+}  # fmt: skip
+DEEP_SEA["deep-sea-10"] = {
+    "dqn": Arm("gymnasium", SEA_10, seeds=UNSEEN[:3]),
+    "dqn rnd": Arm("gymnasium", SEA_10 | {"novelty": "rnd"}, seeds=UNSEEN[:3]),
+}
+"""Ten rows, whose treasure random play finds once in a thousand episodes: DQN with and without rewards for novelty."""
 SBX = "sbx "
 """Prefix of the names of SBX's agents."""
 START = {"learning_starts": 5_000}

@@ -192,3 +192,6 @@ for name, entry_point in MADE.items():
         gymnasium.register(name, entry_point)
 for number in range(1_000):  # the deep sea, with which action means right drawn from that number
     gymnasium.register(f"DeepSea{number}-v0", "sharpwave.envs.small_tasks:DeepSea", kwargs={"mapping": number})
+    gymnasium.register(
+        f"DeepSea10x{number}-v0", "sharpwave.envs.small_tasks:DeepSea", kwargs={"mapping": number, "size": 10}
+    )

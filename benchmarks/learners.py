@@ -3,7 +3,7 @@
     python benchmarks/learners.py [--tasks tmaze lock minatar lunarlander meeting two-step spread repeat-first
                                    memory-chain
                                    breakout seaquest qbert pong-fair cartpole cartpole-stale minatar-ppo
-                                   halfcheetah inverted-pendulum hopper deep-sea robots classic]
+                                   halfcheetah inverted-pendulum hopper deep-sea deep-sea-10 robots classic]
                                   [--peers] [--sbx PYTHON] [--agents NAME ...] [--seeds 401 402 ...]
                                   [--minutes M] [--at-a-time 2] [--runs FOLDER] [--out FILE]
     python benchmarks/learners.py --random breakout qbert seaquest pong

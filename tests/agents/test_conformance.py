@@ -207,12 +207,18 @@ class TestPPOOfContinuousActions(AgentSuite):
 
 
 class TestPPOInMinibatches(TestPPOOfContinuousActions):
-    """With noise that is held for several steps, and normalized observations and rewards."""
+    """With noise that is held for several steps, normalized observations and rewards, and rewards for novelty."""
 
     def make_agent(self, spaces, seed):
         replay = MinibatchSettings(batch_size=1, length=4, epochs=2, minibatch_size=2)
         settings = PPO.Settings(
-            hidden_units=16, sde_every=3, orthogonal=True, normalize_obs=True, normalize_reward=True, replay=replay
+            hidden_units=16,
+            sde_every=3,
+            orthogonal=True,
+            normalize_obs=True,
+            normalize_reward=True,
+            novelty="rnd",
+            replay=replay,
         )
         return PPO(spaces, settings, seed=seed)
 

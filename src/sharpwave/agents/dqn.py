@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with_legal
 from sharpwave.agents.architectures import networks
+from sharpwave.agents.distilling import DistillingAgent, NoveltySettings
 from sharpwave.agents.exploration import ExplorationSettings, Strategy
 from sharpwave.agents.learner import PRECISIONS, LearningRateSettings, NetworkAgent, move_towards
 from sharpwave.agents.losses import huber, signed_parabolic, squared
@@ -201,7 +202,7 @@ class TargetQAgent(QAgent):
 
 
 @dataclass(frozen=True)
-class DQNSettings(QSettings):
+class DQNSettings(NoveltySettings, QSettings):
     """Settings of a deep Q-network; the defaults are those of Mnih et al. (2015) where they are given there."""
 
     kind: ClassVar[str] = "dqn"
@@ -240,11 +241,12 @@ class DQNSettings(QSettings):
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()
+        yield from self.unused_novelty()
         if self.loss != "huber":
             yield "huber_delta", "--loss huber"
 
 
-class DQN(TargetQAgent):
+class DQN(DistillingAgent, TargetQAgent):
     """Deep Q-network agent: online and target network, and the optimizer."""
 
     Settings: type[DQNSettings] = DQNSettings
@@ -301,6 +303,16 @@ class DQN(TargetQAgent):
         from sharpwave.agents.inputs import FrameInputs, standardize
 
         standardize(self.inputs, batch.obs, FrameInputs)
+
+    def learn(self, batch: Any, step: int) -> Learned:
+        if self.distillation is None:
+            return super().learn(batch, step)
+        # The batch has one later observation an item: of n-step returns the last one is what is rewarded.
+        self.distillation.observe(batch.next_obs)
+        bonus = self.settings.novelty_weight * self.distillation.rewards(batch.next_obs)
+        learned = super().learn(replace(batch, reward=batch.reward + bonus), step)
+        novelty = {"novelty": bonus.mean(), "novelty_loss": self.learn_novelty(batch.next_obs)}
+        return Learned(learned.td_error, {**learned.metrics, **novelty})
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         with self.autocast():

@@ -16,25 +16,27 @@ advantage estimation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from sharpwave.agents.a2c import LOG_PROBABILITY, ActorCritic, ActorCriticSettings, Objectives, Seen, flat
 from sharpwave.agents.actions import legal_in, with_legal
+from sharpwave.agents.distilling import DistillingAgent, NoveltySettings
 from sharpwave.agents.losses import lambda_returns
 from sharpwave.agents.protocol import Learned
-from sharpwave.agents.replay import LEARNING, linear
+from sharpwave.agents.replay import EXPLORATION, LEARNING, linear
 from sharpwave.agents.rollouts import LaneOrder, MinibatchSettings, advantages, minibatches
 from sharpwave.configuration import expect, setting
-from sharpwave.extras import Tensor, torch
+from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves
 
 
 @dataclass(frozen=True)
-class PPOSettings(ActorCriticSettings):
+class PPOSettings(NoveltySettings, ActorCriticSettings):
     kind: ClassVar[str] = "ppo"
 
     replay: MinibatchSettings = field(default_factory=lambda: MinibatchSettings(batch_size=8, length=32, epochs=4))
@@ -63,12 +65,25 @@ class PPOSettings(ActorCriticSettings):
         above=0,
     )
 
+    novelty_gamma: float = setting(
+        0.99,
+        "discount factor of rewards for novelty, whose returns go on in the next episode",
+        EXPLORATION,
+        at_least=0,
+        below=1,
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        fits = self.novelty == "none" or self.replay.minibatch_size > 0
+        expect(self, "novelty", fits, "none without --minibatch-size")
         expect(self, "clip_end", self.clip_end is None or self.lr_end is not None, "none without --learning-rate-end")
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()
+        yield from self.unused_novelty()
+        if self.novelty == "none":
+            yield "novelty_gamma", "--novelty rnd"
         if not self.replay.minibatch_size:
             yield "clip_value", "--minibatch-size"
             yield "target_divergence", "--minibatch-size"
@@ -81,6 +96,7 @@ class Rollout:
     Attributes:
         fields: of the policy's actions, and the log-probability by the policy that acted.
         value: v(s) when the update began.  advantage: generalized, estimated then.
+        novelty: those of rewards for novelty, [N, 2], values and advantages, and ``next_obs``; None: there are none.
     """
 
     obs: Any
@@ -88,23 +104,50 @@ class Rollout:
     fields: dict[str, Tensor]
     value: Tensor
     advantage: Tensor
+    novelty: Tensor | None = None
+    next_obs: Any = None
 
     def __getitem__(self, name: str) -> Tensor:
         return self.fields[name]
 
     def of(self, number: Any) -> Rollout:
         """Return the steps of those numbers, or of those windows and columns."""
-        parts = (self.obs, self.action, self.fields, self.value, self.advantage)
-        return Rollout(*(map_leaves(lambda one: one[number], part) for part in parts))
+        every = {one.name: getattr(self, one.name) for one in fields(self)}
+        return Rollout(**{
+            name: None if part is None else map_leaves(lambda one: one[number], part) for name, part in every.items()
+        })  # fmt: skip
 
 
-class PPO(ActorCritic):
+class PPO(DistillingAgent, ActorCritic):
     Settings = PPOSettings
     settings: PPOSettings
 
     def build(self) -> None:
         super().build()
         self._clip = self.settings.clip
+        if self.distillation is not None:
+            from sharpwave.agents.normalization import ReturnScale
+
+            self.novelty_value = self.network_of(lambda units: nn.Linear(units, 1), 1.0).to(self.device)
+            self.novelty_scale = ReturnScale(self.settings.novelty_gamma, clip=math.inf).to(self.device)
+
+    def trained(self) -> dict[str, nn.Module]:
+        return super().trained() | ({} if self.distillation is None else {"novelty_value": self.novelty_value})
+
+    def modules(self) -> dict[str, nn.Module]:
+        return super().modules() | ({} if self.distillation is None else {"novelty_scale": self.novelty_scale})
+
+    def clipped(self) -> list[nn.Module]:
+        networks = [self.policy, self.value, *([] if self.distillation is None else [self.novelty_value])]
+        return [nn.ModuleList(networks)] if self.settings.clip_together else networks
+
+    def state(self) -> dict[str, Any]:
+        return super().state() | ({} if self.distillation is None else {"novelty": self.novelty_scale.carried()})
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        if self.distillation is not None:
+            self.novelty_scale.carry(state["novelty"])
 
     def objectives(self, batch: Any, seen: Seen) -> Objectives:
         settings = self.settings
@@ -143,9 +186,34 @@ class PPO(ActorCritic):
         windows = np.repeat(places.order, places.steps[places.order])
         columns = np.concatenate([np.arange(count) for count in places.steps[places.order].tolist()])
         at = torch.from_numpy(windows).to(value.device), torch.from_numpy(columns).to(value.device)
-        fields = {name: batch[name] for name in (LOG_PROBABILITY, *self.distribution.step_fields())}
+        stored = {name: batch[name] for name in (LOG_PROBABILITY, *self.distribution.step_fields())}
         advantage = torch.from_numpy(found).float().to(value.device)
-        return Rollout(batch.obs, batch.action, fields, value, advantage).of(at)
+        rollout = Rollout(batch.obs, batch.action, stored, value, advantage)
+        if self.distillation is not None:
+            later = map_leaves(lambda obs: obs[:, 1:], batch.obs)
+            rollout = replace(rollout, novelty=self.novelty_of(batch, places), next_obs=later)
+        return rollout.of(at)
+
+    def novelty_of(self, batch: Any, places: LaneOrder) -> Tensor:
+        """Return values and advantages of rewards for novelty, float [B, T, 2].
+
+        Their returns go on in a lane's next episode, so the value after a window is that of the one that follows it.
+        """
+        settings, real = self.settings, batch.mask
+        later = map_leaves(lambda obs: obs[:, 1:][real], batch.obs)
+        self.distillation.observe(later)
+        reward = torch.zeros(real.shape, dtype=torch.float64, device=real.device)
+        with torch.no_grad():
+            reward[real] = self.distillation.errors(later).double()
+            value = self.novelty_value(self.inputs(flat(batch.obs))).view(len(real), -1).double()
+        never = np.zeros(len(real), bool)
+        self.novelty_scale.observe(places, reward.cpu().numpy(), never)
+        now = value[:, :-1].cpu().numpy()
+        after, goes_on = value[:, 1:].cpu().numpy().copy(), np.flatnonzero(places.follower >= 0)
+        after[goes_on, places.steps[goes_on] - 1] = now[places.follower[goes_on], 0]
+        scaled, discount = self.novelty_scale(reward).cpu().numpy(), np.full(now.shape, settings.novelty_gamma)
+        found = advantages(scaled, discount, now, after, np.zeros(now.shape, bool), settings.trace, places)
+        return torch.from_numpy(np.stack([now, found], axis=2)).float().to(real.device)
 
     def learn_rollout(self, steps: Rollout) -> dict[str, Tensor]:
         """Make the steps of the optimizer over all minibatches; return the means of their metrics."""
@@ -161,10 +229,12 @@ class PPO(ActorCritic):
                 if limit is not None and metrics["divergence"].item() > 1.5 * limit:
                     break
                 self.minimize(loss, *self.clipped())
+                if self.distillation is not None:
+                    kept[-1]["novelty_loss"] = self.learn_novelty(minibatch.next_obs)
             else:
                 continue
             break
-        return {name: torch.stack([one[name] for one in kept]).mean() for name in kept[0]}
+        return {name: torch.stack([one[name] for one in kept if name in one]).mean() for name in kept[0]}
 
     def minibatch_loss(self, steps: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the mean over steps of all that is minimized, and metrics."""
@@ -175,10 +245,15 @@ class PPO(ActorCritic):
         value, target, advantage = self.value(inputs).squeeze(1), steps.value + steps.advantage, steps.advantage
         if settings.clip_value is not None:
             value = steps.value + (value - steps.value).clamp(-settings.clip_value, settings.clip_value)
+        if steps.novelty is not None:
+            advantage = advantage + settings.novelty_weight * steps.novelty[:, 1]
         if settings.standardize_advantages and len(advantage) > 1:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         policy_loss = clipped_surrogate(ratio, advantage, self._clip).mean()
         value_loss, entropy = 0.5 * (target - value).square().mean(), self.distribution.entropy(predicted).mean()
+        if steps.novelty is not None:
+            error = steps.novelty.sum(dim=1) - self.novelty_value(inputs).squeeze(1)
+            value_loss = value_loss + 0.5 * error.square().mean()
         loss = policy_loss + settings.value_cost * value_loss - settings.entropy_cost * entropy
         with torch.no_grad():
             clipped = ((ratio - 1).abs() > self._clip).float().mean()
