@@ -51,12 +51,11 @@ from sharpwave.bench.learning_runs import (
     Line,
     all_runs,
     by_agent,
-    interquartile_mean,
-    interval,
     learned,
     normalized,
 )
 from sharpwave.envs import AtariFrames, AtariSettings
+from sharpwave.training.interquartile import interquartile_mean, interval
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeSums, game_result
 

@@ -47,10 +47,10 @@ import runner
 from rich.console import Console
 from training_runs import episodes, events, train
 
-from sharpwave.bench.learning_runs import interquartile_mean
-from sharpwave.bench.learning_runs import interval as iqm_interval
 from sharpwave.offline.recorded import RecordedEpisodes
 from sharpwave.training.evaluation import evaluate
+from sharpwave.training.interquartile import interquartile_mean
+from sharpwave.training.interquartile import interval as iqm_interval
 from sharpwave.training.offline_data import store_path
 from sharpwave.training.policies import Policy
 from sharpwave.training.recipes import default_recipe, load_recipe

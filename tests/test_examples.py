@@ -15,6 +15,7 @@ SHORT = {
     "jax_dqn.py": ["--steps", "2000"],
     "disk_and_resume.py": ["--steps", "300"],
     "processes.py": ["--steps", "600"],
+    "optuna_study.py": ["--trials", "2", "--steps", "1500", "--out", "../optuna"],
     "her.py": ["--bits", "4", "--steps", "300"],
     "sb3_atari.py": ["--steps", "600"],
     "tianshou_dqn.py": ["--steps", "500"],
@@ -34,6 +35,8 @@ MAX_LINES = 120
 def test_example_runs(example: str, tmp_path: Path) -> None:
     if "jax" in example and not find_spec("jax"):
         pytest.skip("the example needs JAX: pip install jax")
+    if "optuna" in example and not find_spec("optuna"):
+        pytest.skip("the example needs Optuna: pip install 'sharpwave[optuna]'")
     path = ROOT / "examples" / example
     assert len(path.read_text("utf-8").splitlines()) <= MAX_LINES, "an example is read from top to bottom"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), *sys.path])}

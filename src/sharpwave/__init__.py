@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from sharpwave.training.front import train
     from sharpwave.training.policies import Policy
     from sharpwave.training.results import TrainingRun
+    from sharpwave.training.seeds import train_seeds
 
 __version__ = "0.1.0"
 
@@ -57,6 +58,7 @@ LATER = {
     "load": "sharpwave.loading",
     "loading": "",
     "train": "sharpwave.training.front",
+    "train_seeds": "sharpwave.training.seeds",
 }
 """Names that are imported when they are first used, as most programs need none of them: the module that has each; "":
 it is a module itself."""
@@ -119,4 +121,5 @@ __all__ = [
     "load",
     "step_spec",
     "train",
+    "train_seeds",
 ]

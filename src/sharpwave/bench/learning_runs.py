@@ -3,9 +3,7 @@
 Each run has a process of its own and is a line of a file. Scores are compared by their interquartile mean. The ablation
 asks which part of Rainbow is worth its cost.
 
-Sources: Agarwal et al. (2021), Deep reinforcement learning at the edge of the statistical precipice; the definitions
-are those of their library rliable (``metrics.aggregate_iqm``, ``library.get_interval_estimates``). Hessel et al.
-(2018), Rainbow, figure 3; on MinAtar: Obando-Ceron and Castro (2021), Revisiting Rainbow.
+Sources: Hessel et al. (2018), Rainbow, figure 3; on MinAtar: Obando-Ceron and Castro (2021), Revisiting Rainbow.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+from sharpwave.training.interquartile import interquartile_mean, interval
 
 if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
@@ -152,37 +149,6 @@ def normalized(scores: dict[str, dict[str, list[float]]]) -> dict[str, dict[str,
         agent: {task: [score / best[task] for score in seeds] for task, seeds in tasks.items()}
         for agent, tasks in scores.items()
     }
-
-
-RESAMPLES = 10_000
-
-
-def interquartile_mean(scores: Sequence[float] | Sequence[Sequence[float]]) -> float:
-    """Return the mean of the middle half of all scores, of all tasks and seeds together.
-
-    Args:
-        scores: of the seeds, or of the seeds by task.
-    """
-    return float(_trimmed(np.concatenate([np.atleast_1d(one) for one in scores])))
-
-
-def interval(scores: Sequence[Sequence[float]], resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % percentile interval of the IQM: seeds are resampled within each task.
-
-    Args:
-        scores: by task, of its seeds.
-    """
-    rng = np.random.default_rng(seed)
-    drawn = [rng.choice(np.asarray(one), (resamples, len(one))) for one in scores]
-    low, high = np.percentile(_trimmed(np.concatenate(drawn, axis=1)), [2.5, 97.5])
-    return float(low), float(high)
-
-
-def _trimmed(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the mean over the last axis, without a quarter at each end: scipy's ``trim_mean(x, .25)``."""
-    cut = scores.shape[-1] // 4
-    mean: npt.NDArray[np.float64] = np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut].mean(axis=-1)
-    return mean
 
 
 RECIPE = "minatar-rainbow"

@@ -115,15 +115,16 @@ def chosen_recipe(env: Any, agent: Any, recipe: str | Recipe | None, settings: d
     return name, base.override(**settings)
 
 
-def check_guarded(recipe: Recipe) -> None:
-    """Check that this process may start those that a recipe asks for.
+def check_guarded(recipe: Recipe, *, starts: bool = False) -> None:
+    """Check that this process may start those that a recipe asks for, or further ones if it ``starts`` some.
 
     Raises:
         RuntimeError: it is one of them, and imports the main module, which trains without a guard.
     """
     beside = recipe.evaluation.evaluate_beside and recipe.evaluation.evaluate_every
-    starts = recipe.actors.count or beside or recipe.replay.ray
-    if starts and getattr(multiprocessing.current_process(), "_inheriting", False):
+    if (starts or recipe.actors.count or beside or recipe.replay.ray) and getattr(
+        multiprocessing.current_process(), "_inheriting", False
+    ):
         raise RuntimeError(
             "train: a process that the run began imports the main module, which trains again; in the script, put "
             'what trains under if __name__ == "__main__":'

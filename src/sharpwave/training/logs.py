@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+from importlib import import_module
 from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from sharpwave.escaping import printable
 from sharpwave.extras import install
-from sharpwave.showing import byte_text, duration_text, number_text, step_bytes_text
+from sharpwave.showing import byte_text, duration_text, number_text, step_bytes_text, table, titled
 from sharpwave.training.atomic_files import RecordFile, make_folder
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.folder import Config
@@ -178,7 +179,8 @@ class WeightsAndBiases(EventLog):
 
 
 class Display(Callback):
-    """Callback that shows a live table on a terminal, and elsewhere prints a line every ``line_seconds``."""
+    """Callback that shows a live table on a terminal or in a notebook, and elsewhere prints a line every
+    ``line_seconds``."""
 
     OF_ACTING = ("training mean of 100", "episodes", "epsilon")
     """Figures of agents that act while they learn."""
@@ -201,13 +203,22 @@ class Display(Callback):
         self._line_seconds = line_seconds
         self._last_line = float("-inf")
         self._live: Live | None = None
-        if console.is_terminal and not console.quiet:
+        self._in_notebook: Any = None
+        if console.is_jupyter and not console.quiet:
+            notebook = import_module("IPython.display")
+            self._html = notebook.HTML
+            self._in_notebook = notebook.display(self._html("waiting for the first report ..."), display_id=True)
+        elif console.is_terminal and not console.quiet:
             self._live = Live(Panel("waiting for the first report ..."), console=console, refresh_per_second=4)
             self._live.start()
 
     def on_report(self, metrics: Metrics) -> None:
         if self._live is not None:
             self._live.update(self._panel(metrics))
+        elif self._in_notebook is not None:
+            share = min(1.0, metrics["steps"] / self._total_steps)
+            done = f"<progress value='{share:.4f}' style='width:100%;max-width:640px'></progress>"
+            self._in_notebook.update(self._html(titled(self._title, done, table(("", ""), self._figures(metrics)))))
         elif time.monotonic() - self._last_line >= self._line_seconds:
             self._last_line = time.monotonic()
             self._console.print(self._line(metrics), soft_wrap=True, highlight=False)
@@ -221,16 +232,16 @@ class Display(Callback):
 
     def _panel(self, m: Metrics) -> Panel:
         figures = self._figures(m)
-        table = Table.grid(padding=(0, 2), expand=True)
+        grid = Table.grid(padding=(0, 2), expand=True)
         pairs = 2 if self._console.width >= TWO_PAIRS else 1
         for _ in range(pairs):
-            table.add_column(style="dim", no_wrap=True)
-            table.add_column(style="bold", no_wrap=True, ratio=1)
+            grid.add_column(style="dim", no_wrap=True)
+            grid.add_column(style="bold", no_wrap=True, ratio=1)
         half = -(-len(figures) // pairs)
         for row in zip_longest(*(figures[i : i + half] for i in range(0, len(figures), half)), fillvalue=("", "")):
-            table.add_row(*(text for pair in row for text in pair))
+            grid.add_row(*(text for pair in row for text in pair))
         return Panel(
-            table,
+            grid,
             title=Text(printable(self._title)),
             border_style="cyan",
             subtitle="Ctrl-C ends with a checkpoint to --resume from",

@@ -1,0 +1,276 @@
+"""A recipe trained from several seeds, each in a process of its own: ``sharpwave.train_seeds``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from contextlib import closing
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from sharpwave.configuration import leaves
+from sharpwave.escaping import printable
+from sharpwave.serve import wire
+from sharpwave.serve.supervisor import follow_parent, spawned
+from sharpwave.showing import table, titled
+from sharpwave.training import folder as files
+from sharpwave.training import setup
+from sharpwave.training.atomic_files import write_bytes
+from sharpwave.training.callbacks import check_sendable
+from sharpwave.training.checkpoints import with_policy
+from sharpwave.training.front import check_guarded, chosen_recipe
+from sharpwave.training.interquartile import interquartile_mean, interval
+from sharpwave.training.recipes.recipe import OwnEnvironment, Recipe, resumable
+from sharpwave.training.results import TrainingRun
+from sharpwave.training.run import resume, run
+from sharpwave.training.scores import EPISODES, EPSILON, Purpose, held_out_seed, lanes_for, play
+
+SCORES = "scores.json"
+"""File in the folder of all seeds: the held-out scores of each run that has ended, by seed."""
+ANSWER = 1
+"""Kind of the frame by which a run's process says its outcome."""
+STOP_S = 60.0
+"""Time that a process may take to write its checkpoint when all are stopped."""
+
+
+class SeedRuns:
+    """Runs of a recipe from several seeds that have ended.
+
+    Attributes:
+        runs: by seed.
+        scores: by seed, held-out scores of each run's best policy, of episodes that did not choose it.
+    """
+
+    def __init__(self, runs: dict[int, TrainingRun], scores: dict[int, list[float]]) -> None:
+        self.runs, self.scores = runs, scores
+
+    @property
+    def means(self) -> dict[int, float]:
+        """Mean held-out score of each run, by seed."""
+        return {seed: sum(scores) / len(scores) for seed, scores in self.scores.items()}
+
+    @property
+    def iqm(self) -> float:
+        """Interquartile mean of ``means``."""
+        return interquartile_mean([*self.means.values()])
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of ``iqm``, by a stratified bootstrap of the seeds, as rliable has it."""
+        return interval([[*self.means.values()]])
+
+    def __repr__(self) -> str:
+        low, high = self.interval
+        means = ", ".join(f"{seed}: {mean:,.2f}" for seed, mean in self.means.items())
+        return f"<SeedRuns: IQM {self.iqm:,.2f} ({low:,.2f} to {high:,.2f}) of {len(self.runs)} seeds; {means}>"
+
+    def _repr_html_(self) -> str:
+        low, high = self.interval
+        rows = [
+            (seed, f"{mean:,.2f}", f"{min(self.scores[seed]):,.2f}", printable(str(self.runs[seed].folder)))
+            for seed, mean in self.means.items()
+        ]
+        title = f"IQM {self.iqm:,.2f}, 95 % interval {low:,.2f} to {high:,.2f}, of {len(rows)} seeds"
+        return titled(title, table(("seed", "held-out mean", "lowest", "folder"), rows))
+
+
+def train_seeds(
+    env: Any = None,
+    agent: Any = None,
+    *,
+    seeds: int | Sequence[int] = 5,
+    processes: int = 2,
+    recipe: str | Recipe | None = None,
+    steps: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> SeedRuns:
+    """Train from several seeds, each in a process of its own, and measure each run's policy on held-out episodes.
+
+    The folder ``out`` has a run's folder for each seed. A call that is repeated keeps the runs that have ended, goes on
+    with those that have not, and trains seeds that are new; with more ``steps`` it goes on with all.
+
+    Args:
+        env, agent, recipe, steps, settings: as for ``sharpwave.train``; an environment only by its name, or a function
+            at the top level of a module. Without ``threads`` each run has one thread of torch.
+        seeds: the first so many seeds, or a list of them.
+        processes: runs at once.
+        out: the folder; None: ``runs/<name>-seeds``.
+        progress: print a line for each run that has ended.
+    Raises:
+        ValueError: as ``sharpwave.train``; an environment that processes cannot make; or ``out`` has runs of other
+            settings.
+        RuntimeError: runs failed, of whose errors it tells; the others have ended, and a repeated call keeps them.
+    """
+    wanted = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not wanted or len({*wanted}) != len(wanted) or processes < 1:
+        raise ValueError(f"got seeds={seeds!r} and processes={processes}, expected seeds that differ, and a process")
+    settings |= {} if steps is None else {"steps": steps}
+    name, base = chosen_recipe(env, agent, recipe, {"threads": 1} | settings)
+    check_guarded(base, starts=True)
+    if base.actors.count or base.evaluation.evaluate_beside:
+        raise ValueError("train_seeds: got --actors or --evaluate-beside, expected neither: a seed has one process")
+    if isinstance(base.env, OwnEnvironment):
+        if base.env.given.factory is None:
+            raise ValueError(
+                f"env: got an environment, {base.env.name}, expected a name or a function that makes it: each seed has "
+                "a process of its own"
+            )
+        check_sendable("env", base.env.given.factory)
+    folder = Path(out) if out is not None else Path("runs") / f"{name}-seeds"
+    recipes = {seed: base.override(seed=seed) for seed in wanted}
+    for seed, one in recipes.items():
+        _changes(folder / str(seed), one)  # raises before anything is trained
+    folder.mkdir(parents=True, exist_ok=True)
+    console = Console(quiet=not progress)
+    scores = _SeedProcesses(name, recipes, folder.absolute(), console).run(processes)
+    runs = {seed: TrainingRun.open(folder.absolute() / str(seed)) for seed in wanted}
+    return SeedRuns(runs, {seed: scores[seed] for seed in wanted})
+
+
+class _SeedProcesses:
+    """Processes that train a seed each, a few at a time."""
+
+    def __init__(self, name: str, recipes: dict[int, Recipe], folder: Path, console: Console) -> None:
+        self._name, self._recipes, self._folder, self._console = name, recipes, folder, console
+        self._scores = _read_scores(folder / SCORES)
+
+    def run(self, processes: int) -> dict[int, list[float]]:
+        """Train the seeds that are missing; return the scores by seed.  Raises: RuntimeError: runs failed."""
+        waiting = deque(seed for seed in self._recipes if not self._kept(seed))
+        going: dict[socket.socket, tuple[int, Any]] = {}
+        failed: dict[int, str] = {}
+        try:
+            while waiting or going:
+                while waiting and len(going) < processes:
+                    seed = waiting.popleft()
+                    recipe = self._recipes[seed]
+                    own = setup.own_parts(recipe)
+                    process, answers = spawned(
+                        _train, f"seed {seed}", self._name, recipe, own, self._folder / str(seed)
+                    )
+                    going[answers] = (seed, process)
+                ready: Any = wait([*going])
+                for answers in ready:
+                    seed, process = going.pop(answers)
+                    failure = self._outcome(seed, answers)
+                    process.join()
+                    answers.close()
+                    if failure:
+                        failed[seed] = failure
+        finally:
+            for _, process in going.values():
+                process.terminate()  # its run ends with a checkpoint
+            for answers, (_, process) in going.items():
+                process.join(STOP_S)
+                process.kill()
+                answers.close()
+        if failed:
+            said = "\n".join(f"seed {seed}: {failure}" for seed, failure in failed.items())
+            raise RuntimeError(
+                f"{len(failed)} of {len(self._recipes)} runs failed, and are tried again by the next call:\n{said}"
+            )
+        return self._scores
+
+    def _kept(self, seed: int) -> bool:
+        if seed not in self._scores or _changes(self._folder / str(seed), self._recipes[seed]) != {}:
+            return False
+        return (self._folder / str(seed) / files.CONFIG).is_file()
+
+    def _outcome(self, seed: int, answers: socket.socket) -> str:
+        """Take a run's scores; return why it failed, or ""."""
+        frame = None
+        with contextlib.suppress(OSError):
+            frame = wire.receive(answers)
+        if frame is None:
+            return "its process ended without an answer"
+        if "failure" in frame.head:
+            return str(frame.head["failure"])
+        self._scores[seed] = frame.parts["scores"].tolist()
+        text = json.dumps({str(one): scores for one, scores in sorted(self._scores.items())})
+        write_bytes(self._folder / SCORES, text.encode())
+        mean = sum(self._scores[seed]) / len(self._scores[seed])
+        self._console.print(f"seed {seed}: {frame.head['steps']:,} steps, held-out mean {mean:,.2f}", highlight=False)
+        return ""
+
+
+def _read_scores(path: Path) -> dict[int, list[float]]:
+    try:
+        return {int(seed): [float(one) for one in scores] for seed, scores in json.loads(path.read_text()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{str(path)!r} is no file of scores: {error}; remove it, and all policies are measured again"
+        ) from error
+
+
+def _changes(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
+    """Return the settings in which a recipe goes beyond the run in its folder; None: there is no run.
+
+    Raises: ValueError: the run has other settings, which a resume cannot change.
+    """
+    if not (folder / files.CONFIG).is_file():
+        return None
+    before = {leaf.key: leaf for leaf in leaves(files.read_config(folder, trust=True).recipe)}
+    now = {leaf.key: leaf for leaf in leaves(recipe)}
+    other = [
+        key for key in {**before, **now} if key not in before or key not in now or before[key].value != now[key].value
+    ]
+    fixed = [key for key in other if key not in now or now[key].name not in resumable()]
+    if fixed:
+        values = [
+            f"{key}={one[key].value!r}" if key in one else f"no {key}" for key in fixed[:1] for one in (before, now)
+        ]
+        raise ValueError(
+            f"out: {str(folder)!r} is a run with {values[0]}, but this one has {values[1]}; give another folder"
+        )
+    return {now[key].name: now[key].value for key in other}
+
+
+def _train(parent: socket.socket, name: str, recipe: Recipe, own: setup.OwnParts, folder: Path) -> None:
+    """Train a seed, or go on with it, and send its scores. The target of a process."""
+    import numpy as np
+
+    follow_parent()
+    try:
+        own.register()
+        console = Console(quiet=True)
+        changes = _changes(folder, recipe)
+        if changes is not None and not files.complete_checkpoints(folder / files.CHECKPOINTS):
+            with files.locked(folder):  # it was killed before its first checkpoint
+                shutil.rmtree(folder)
+            changes = None
+        if changes is None:
+            _, summary = run(name, recipe, folder, console)
+        else:
+            given = recipe.env.given if isinstance(recipe.env, OwnEnvironment) else None
+            env = None if given is None else given.factory
+            _, summary = resume(folder, changes, console, env=env, trust=True)
+        if summary["reason"].startswith("interrupted"):
+            raise InterruptedError(summary["reason"])
+        final = summary.get("final")
+        scores = _measured(recipe, folder) if final is None else final["scores"]
+        wire.send(parent, ANSWER, 0, {"steps": summary["steps"]}, {"scores": np.array(scores)})
+    except Exception as error:
+        failure = f"{error}\n{traceback.format_exc(limit=-4)}"
+        with contextlib.suppress(OSError):  # the parent has ended
+            wire.send(parent, ANSWER, 0, {"failure": failure})
+
+
+def _measured(recipe: Recipe, folder: Path) -> list[float]:
+    """Return scores of held-out episodes by the policy of a run that made no evaluation."""
+    with closing(recipe.env.make(lanes_for(EPISODES))) as env, setup.arithmetic(recipe):
+        figures, agent = with_policy(setup.agent(recipe, env), folder, files.chosen_checkpoint(folder, None))
+        seed = held_out_seed(recipe.training.seed, figures["steps"], Purpose.REPORTING)
+        return play(agent, env, EPISODES, EPSILON, seed)

@@ -1,0 +1,93 @@
+"""Several seeds in processes: the runs are those of single calls, are kept, go on, and make one figure."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+from safetensors.numpy import load_file
+
+import sharpwave as sw
+from sharpwave.training.seeds import SeedRuns
+
+SHORT: dict[str, Any] = {"steps": 300, "warmup_steps": 100, "progress": False}
+
+
+def make_cartpole() -> Any:
+    return gymnasium.make("CartPole-v1")
+
+
+def make_nothing() -> Any:
+    raise OSError("no simulator here")
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    return {name: one.tolist() for name, one in load_file(folder / "last.safetensors").items()}
+
+
+def test_seeds_are_trained_once_and_go_on(tmp_path: Path) -> None:
+    """Each as by a call of its own."""
+    first = sw.train_seeds(make_cartpole, "dqn", seeds=[4, 7], **SHORT, out=tmp_path / "seeds")
+    assert [*first.runs] == [*first.scores] == [4, 7] and all(len(one) == 30 for one in first.scores.values())
+    alone = sw.train(make_cartpole, "dqn", **SHORT, seed=7, threads=1, out=tmp_path / "alone")
+    assert weights(first.runs[7].folder) == weights(alone.folder)
+
+    begun = time.monotonic()
+    again = sw.train_seeds(make_cartpole, "dqn", seeds=[7, 4], **SHORT, out=tmp_path / "seeds")
+    assert again.scores == first.scores and again.iqm == first.iqm
+    assert time.monotonic() - begun < 10  # no process was started
+
+    with pytest.raises(ValueError, match=r"is a run with agent.replay.batch_size=32, but this one has .*=16"):
+        sw.train_seeds(make_cartpole, "dqn", seeds=[4], batch_size=16, **SHORT, out=tmp_path / "seeds")
+    more = sw.train_seeds(make_cartpole, "dqn", seeds=[4], **SHORT | {"steps": 400}, out=tmp_path / "seeds")
+    assert more.runs[4].summary["steps"] == 400
+    assert "1 seeds; 4: " in repr(more) and more._repr_html_().count("<tr>") == 2
+
+
+def test_failures_are_told_by_seed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected a name or a function that makes it"):
+        sw.train_seeds(make_cartpole(), seeds=2, out=tmp_path / "seeds")
+    with pytest.raises(ValueError, match="expected neither: a seed has one process"):
+        sw.train_seeds(make_cartpole, seeds=2, actors=1, out=tmp_path / "seeds")
+    with pytest.raises(ValueError, match="expected seeds that differ"):
+        sw.train_seeds("CartPole-v1", seeds=[1, 1], out=tmp_path / "seeds")
+    assert not (tmp_path / "seeds").exists()
+    with pytest.raises(OSError, match="no simulator here"):
+        sw.train_seeds(make_nothing, seeds=[3], out=tmp_path / "seeds")
+    with pytest.raises(
+        RuntimeError, match=r"(?s)1 of 1 runs failed.*seed 3: .*env 'MinAtar/Nothing-v9' cannot be made"
+    ):
+        sw.train_seeds("MinAtar/Nothing-v9", seeds=[3], out=tmp_path / "seeds", progress=False)
+
+
+SCRIPT = """
+import sharpwave as sw
+if __name__ == "__main__":
+    sw.train_seeds("CartPole-v1", "dqn", seeds=[1], steps=10**6, warmup_steps=100, checkpoint_every=200, out="seeds")
+"""
+
+
+def test_interrupted_seeds_leave_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    running = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    checkpoints = tmp_path / "seeds" / "1" / "checkpoints"
+    until = time.monotonic() + 120
+    while not [*checkpoints.glob("0*")] and time.monotonic() < until:
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in running.communicate(timeout=90)[1]
+    assert sw.TrainingRun.open(tmp_path / "seeds" / "1").summary["reason"] == "interrupted by SIGTERM"
+
+
+def test_a_seed_counts_by_the_mean_of_its_episodes() -> None:
+    """Of nine seeds the middle five count."""
+    made = SeedRuns({}, {seed: [float(seed), 2.0 + seed] for seed in range(8)} | {8: [100.0]})
+    assert made.means[3] == 4.0 and made.iqm == 5.0
+    low, high = made.interval
+    assert 1.0 < low < 5.0 < high < 100.0
