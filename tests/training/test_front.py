@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,10 +16,12 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
+from rich.console import Console
 from safetensors.numpy import load_file
 
 import sharpwave as sw
 from sharpwave.envs.given import Given, GivenVector
+from sharpwave.training.logs import Display
 from sharpwave.training.recipes import load_recipe
 
 SHORT: dict[str, Any] = {"steps": 400, "warmup_steps": 100, "threads": 1, "progress": False}
@@ -331,3 +334,34 @@ def test_a_run_without_its_replay_memory_says_so(tmp_path: Path) -> None:
     run = sw.train("CartPole-v1", **SHORT, save_replay=False, out=tmp_path / "run")
     with pytest.raises(ValueError, match="has no checkpoint with its replay memory; runs with save_replay=False"):
         _ = run.store
+
+
+def test_a_notebook_shows_progress_in_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, text: str) -> None:
+            shown.append(text)
+
+    def display(text: str, **options: Any) -> Handle:
+        assert options == {"display_id": True}
+        shown.append(text)
+        return Handle()
+
+    notebook = types.ModuleType("IPython.display")
+    monkeypatch.setattr(notebook, "HTML", str, raising=False)
+    monkeypatch.setattr(notebook, "display", display, raising=False)
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    board = Display(Console(force_jupyter=True), "<cartpole>", 400, None)
+    run = sw.train("CartPole-v1", **SHORT, out=tmp_path / "run")
+    reports = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    board.on_report(next(event for event in reports if event["event"] == "report"))
+    board.close()
+    assert len(shown) == 2 and "&lt;cartpole&gt;" in shown[1] and "<td>400 / 400</td>" in shown[1]
+
+
+def test_a_run_has_its_policy_and_plays_it(tmp_path: Path) -> None:
+    run = sw.train(make_cartpole, "dqn", **SHORT, num_envs=2, out=tmp_path / "run")
+    assert run.policy.predict(np.zeros(4, np.float32))[0] in (0, 1)
+    scores = run.evaluate(make_cartpole, episodes=3)
+    assert len(scores.scores) == 3

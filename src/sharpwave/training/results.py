@@ -100,11 +100,6 @@ class TrainingRun(NamedTuple):
         weakref.finalize(store, beside.cleanup)
         return store
 
-    @property
-    def policy(self) -> sw.Policy:
-        """Best policy by its held-out evaluations, or without them the last; read anew at each access."""
-        return sw.Policy.load(self.folder)
-
     def evaluate(self, env: Any = None, episodes: int = 100, **options: Any) -> Any:
         """Play held-out episodes with ``policy``, as ``sharpwave.evaluate`` does."""
         return sw.evaluate(self.policy, env, episodes, **options)

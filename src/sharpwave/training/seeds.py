@@ -26,9 +26,9 @@ from sharpwave.training import folder as files
 from sharpwave.training import setup
 from sharpwave.training.atomic_files import write_bytes
 from sharpwave.training.callbacks import check_sendable
-from sharpwave.training.checkpoints import with_policy
 from sharpwave.training.front import check_guarded, chosen_recipe
 from sharpwave.training.interquartile import interquartile_mean, interval
+from sharpwave.training.policies import Policy
 from sharpwave.training.recipes.recipe import OwnEnvironment, Recipe, resumable
 from sharpwave.training.results import TrainingRun
 from sharpwave.training.run import resume, run
@@ -270,7 +270,7 @@ def _train(parent: socket.socket, name: str, recipe: Recipe, own: setup.OwnParts
 
 def _measured(recipe: Recipe, folder: Path) -> list[float]:
     """Return scores of held-out episodes by the policy of a run that made no evaluation."""
+    policy = Policy.load(folder)
+    seed = held_out_seed(recipe.training.seed, policy.steps, Purpose.REPORTING)
     with closing(recipe.env.make(lanes_for(EPISODES))) as env, setup.arithmetic(recipe):
-        figures, agent = with_policy(setup.agent(recipe, env), folder, files.chosen_checkpoint(folder, None))
-        seed = held_out_seed(recipe.training.seed, figures["steps"], Purpose.REPORTING)
-        return play(agent, env, EPISODES, EPSILON, seed)
+        return play(policy.agent, env, EPISODES, EPSILON, seed)
