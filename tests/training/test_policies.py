@@ -343,7 +343,7 @@ def test_the_model_card(cartpole, tmp_path):
     head = yaml.safe_load(front)
     assert head["tags"][-2:] == ["dqn", "CartPole-v1"]
     metric = head["model-index"][0]["results"][0]["metrics"][0]
-    assert metric["value"].startswith(f"{policy.figures['mean']:g} ±")
+    assert metric["value"].startswith(f"{policy.figures['mean']:.2f} ±")
     assert body.startswith("\n# dqn for CartPole-v1\n") and "| `hidden_units` | `" in body
     assert "policy.act(obs)" in body and "predict" not in body
     bare = policy_of(small_agent("r2d2")).save(tmp_path / "bare") / "README.md"

@@ -89,7 +89,7 @@ class FrameInputs(nn.Module):
         x = self._frames(obs).to(torch.float32, copy=True).sub_(self.mean).mul_(self.scale.reciprocal())
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # converted here once instead of in each network
-        return x.reshape(len(x), -1, *x.shape[-2:]).contiguous(memory_format=torch.channels_last)
+        return x.reshape(x.shape[0], -1, *x.shape[-2:]).contiguous(memory_format=torch.channels_last)
 
     def _frames(self, obs: Tensor) -> Tensor:
         """Return frames with channels before rows: [B, (stack), (C), H, W]."""
@@ -119,7 +119,7 @@ class VectorInputs(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Map [B, ...] to float32 [B, n]."""
-        x = obs.float().reshape(len(obs), -1)
+        x = obs.float().reshape(obs.shape[0], -1)
         return (x - self.low) / self.span if self._scaled else x
 
 
@@ -235,7 +235,7 @@ class OneHotInputs(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Map int [B, ...] to float32 [B, n]. Zeros, which pad windows, may be no category: then they are the first."""
-        given = obs.long().reshape(len(obs), -1)
+        given = obs.long().reshape(obs.shape[0], -1)
         chosen = given - self.starts
         if any(self._padded):
             chosen.masked_fill_((given == 0) & torch.tensor(self._padded, device=given.device), 0)

@@ -93,7 +93,7 @@ class TeamInputs(nn.Module):
         seen = self.agents(obs[AGENTS])
         state = seen if self.state is None else self.state(obs[STATE])
         each = seen.reshape(*present.shape, -1)
-        numbers = self.numbers.expand(len(mask), -1, -1)
+        numbers = self.numbers.expand(mask.shape[0], -1, -1)
         legal = torch.cat([mask[:, :, :1] | ~present[:, :, None], mask[:, :, 1:]], dim=2)
         return TeamSeen(
             torch.cat([each, present[:, :, None].float(), numbers], dim=2),

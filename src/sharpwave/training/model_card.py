@@ -14,14 +14,14 @@ from sharpwave.escaping import printable
 def model_card(policy: Any) -> str:
     """Return the README of a saved policy: what it was trained in, its held-out score, its settings and its use."""
     settings, env, scores = policy.agent.settings, policy.env, policy.figures.get("scores")
-    kind, task = settings.kind, "an environment of its own" if env is None else _said(env.name)
+    kind, task = settings.kind, "unknown" if env is None else _said(env.name)
     head: dict[str, Any] = {
         "library_name": "sharpwave",
         "tags": ["reinforcement-learning", "deep-reinforcement-learning", kind, *([] if env is None else [task])],
     }
     rows = [("algorithm", f"`{kind}`"), ("environment", f"`{task}`"), ("steps of training", f"{policy.steps:,}")]
     if scores:
-        of = f"{fmean(scores):g} ± {pstdev(scores):g}"
+        of = f"{fmean(scores):.2f} ± {pstdev(scores):.2f}"
         rows.append(("score", f"{of}, mean and deviation of {len(scores)} held-out episodes that chose it"))
         metric = {"type": "mean_reward", "name": "mean reward", "value": of}
         result = {
@@ -42,7 +42,7 @@ def model_card(policy: Any) -> str:
 {front}
 ---
 
-# {kind} for {task}
+# {kind}{"" if env is None else f" for {task}"}
 
 A policy that Sharpwave {sw.__version__} trained.
 
@@ -53,8 +53,7 @@ import sharpwave as sw
 
 policy = sw.Policy.load("FOLDER")  # this one
 {predicts}
-sw.evaluate(policy, episodes=100)  # in the environment of its training
-policy.export("policy.onnx")
+sw.evaluate(policy{"" if env is not None else ", env"}, episodes=100)
 ```
 
 `policy.safetensors` has the weights, `policy.json` algorithm, settings and spaces. Nothing is pickled.

@@ -301,6 +301,30 @@ class Policy:
         write_bytes(path / DESCRIPTION, sealed_json({"version": files.VERSION, **figures}).encode())
         return path
 
+    def export(self, path: Path | str) -> Path:
+        """Write the policy as a program of ONNX or ``torch.export``, for machines without this package.
+
+        It takes raw observations, [N, ...] for any N, and returns the environment's actions without exploring. A dict
+        of observations has an input for each part, another one the input ``obs``. Agents that remember take their
+        memory, zeros where an episode begins, and the step's ``reward``, and return the next memory: R2D2 ``core`` and
+        ``next_core``. Networks compute in float32.
+
+        Args:
+            path: ``NAME.onnx`` (extra ``export``), or ``NAME.pt2`` for ``torch.export.load``; an older file is
+                replaced.
+        Raises:
+            ValueError: another ending, or an agent that acts by more than its networks: NGU and Agent57.
+            ModuleNotFoundError: a package is missing.
+            OSError: it cannot be written.
+        """
+        from sharpwave.training.exported import export_onnx, export_torch
+
+        path = Path(path)
+        if path.suffix not in (".onnx", ".pt2"):
+            raise ValueError(f"export: got {path.name!r}, expected a name that ends in .onnx or .pt2")
+        (export_onnx if path.suffix == ".onnx" else export_torch)(self, path)
+        return path
+
 
 # Files
 

@@ -1,0 +1,94 @@
+"""Exported policies make the actions of their agents, from raw observations, for any number of them."""
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sharpwave as sw
+from sharpwave.agents.registry import AGENTS
+from sharpwave.extras import install
+
+from .test_policies import policy_of, sampled, small_agent
+
+REFUSED = {"ngu", "agent57"}
+FAMILIES = ("a2c", "dqn", "masac", "ppo", "r2d2", "rainbow", "sac")
+ROWS = 200
+
+
+def inputs_of(policy, obs):
+    return [obs[name] for name in policy.observation_space.spaces] if isinstance(obs, dict) else [obs]
+
+
+def check(policy, compute, count=ROWS):
+    """Compare the results of ``compute``, of a list of arrays, with the policy's actions, alone and along episodes."""
+    agent, rng = policy.agent, np.random.default_rng(3)
+    for lanes, steps in ((1, 2), (count // 4, 4)):
+        state = agent.begin(lanes)
+        memory = {name: np.zeros((lanes, *shape), np.float32) for name, shape in agent.memory().items()}
+        for step in range(steps):
+            obs = sampled(policy.observation_space, lanes, step)
+            acted = agent.act(obs, state, 0, explore=False)
+            action, *after = compute([*inputs_of(policy, obs), *memory.values()])
+            assert action.dtype == acted.action.dtype and action.shape == acted.action.shape
+            np.testing.assert_allclose(action, acted.action, rtol=0, atol=1e-5)
+            reward = rng.normal(size=lanes).astype(np.float32)
+            state = agent.observe(acted.state, reward, np.zeros(lanes, np.bool_))
+            known = dict(zip([name for name in memory if name != "reward"], after, strict=True)) | {"reward": reward}
+            memory = {name: known[name] for name in memory}
+
+
+@pytest.mark.parametrize("kind", sorted(AGENTS))
+def test_a_program_of_torch_acts_alike(kind, tmp_path):
+    policy = policy_of(small_agent(kind))
+    if kind in REFUSED:
+        with pytest.raises(ValueError, match=f"export: {kind} has no form for other programs"):
+            policy.export(tmp_path / "it.pt2")
+        return
+    module = torch.export.load(policy.export(tmp_path / "it.pt2")).module()
+
+    def compute(arrays):
+        return [one.numpy() for one in module(*map(torch.from_numpy, arrays))]
+
+    check(policy, compute)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_onnxruntime_acts_alike(kind, tmp_path):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    policy = policy_of(small_agent(kind))
+    path = policy.export(tmp_path / "it.onnx")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    space, memory = policy.observation_space, policy.agent.memory()
+    assert names == [*(getattr(space, "spaces", None) or ["obs"]), *memory]
+    outputs = [one.name for one in session.get_outputs()]
+    assert outputs == ["action", *(f"next_{name}" for name in memory if name != "reward")]
+    check(policy, lambda arrays: session.run(None, dict(zip(names, arrays, strict=True))))
+
+
+def test_what_cannot_be_exported(tmp_path, monkeypatch):
+    policy = policy_of(small_agent("sac"))
+    with pytest.raises(ValueError, match=r"got 'it\.h5', expected a name that ends in \.onnx or \.pt2"):
+        policy.export(tmp_path / "it.h5")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setattr("sharpwave.training.exported.find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError) as error:
+        policy.export(tmp_path / "it.onnx")
+    assert f"needs onnx: {install('export')}" in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_bfloat16_is_left_out(tmp_path):
+    """The program computes in float32; the agent goes on in its precision."""
+    agent: Any = small_agent("sac")
+    policy = policy_of(agent)
+    expected = policy.act(obs := sampled(policy.observation_space, 6))
+    agent._precision = "bfloat16"
+    module = torch.export.load(sw.Policy.export(policy, tmp_path / "it.pt2")).module()
+    np.testing.assert_allclose(module(torch.from_numpy(obs))[0].numpy(), expected, rtol=0, atol=1e-5)
+    assert agent.precision == "bfloat16" and all(one.requires_grad for one in agent.actor.parameters())
