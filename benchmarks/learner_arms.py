@@ -146,7 +146,7 @@ UNTRAINED = {"steps": 2_000, "evaluate_every": 0}
 MEETING = {"env": "sharpwave/Meeting-v0", "steps": 30_000, "utd": 0.25, "evaluate_every": 0}
 TEAMS = {
     "meeting": {
-        "qmix": Arm("qmix", MEETING | {"steps": 50_000, "epsilon_steps": 20_000}, seeds=OURS),
+        "qmix": Arm("qmix", MEETING | {"epsilon_steps": 12_000}, seeds=OURS),
         "masac": Arm("masac", MEETING | {"standardize_rewards": True}, seeds=OURS),
         "masac plain": Arm("masac", MEETING, seeds=OURS),
     },
