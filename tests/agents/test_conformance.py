@@ -28,6 +28,7 @@ from sharpwave.agents.r2d3 import R2D3
 from sharpwave.agents.rainbow import Rainbow
 from sharpwave.agents.rebrac import ReBRAC, ReBRACTransitions
 from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.agents.rlpd import RLPD
 from sharpwave.agents.rollouts import MinibatchSettings, RolloutSettings
 from sharpwave.agents.sac import SAC
 from sharpwave.agents.td3 import TD3
@@ -441,6 +442,35 @@ class TestR2D3(AgentSuite):
             demonstration_share=0.5,
         )  # fmt: skip
         return R2D3(spaces, settings, seed=seed)
+
+
+class TestRLPD(AgentSuite):
+    """SAC of a subset of critics, with priorities in both of its memories."""
+
+    spaces = TestSAC.spaces
+    folder: Path
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def demonstrations(cls, tmp_path_factory):
+        """Two episodes of random actions."""
+        folder, rng = tmp_path_factory.mktemp("demonstrations") / "store", np.random.default_rng(0)
+        with sw.Store(sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((2,), "float32")), capacity=100) as store:
+            for step in range(20):
+                obs = rng.normal(size=(2, 3)).astype(np.float32)
+                store.append(
+                    obs=obs[0], action=rng.uniform([-2.0, 0.5], [2.0, 3.0]), reward=float(step),
+                    terminated=step % 10 == 9, truncated=False, final_obs=obs[1],
+                )  # fmt: skip
+            store.checkpoint(folder)
+        cls.folder = folder
+
+    def make_agent(self, spaces, seed):
+        settings = RLPD.Settings(
+            hidden_units=8, random_steps=30, critics=4, policy_delay=2, demonstrations=str(self.folder),
+            replay=TransitionsSettings(batch_size=8, prioritized=True),
+        )  # fmt: skip
+        return RLPD(spaces, settings, seed=seed)
 
 
 class TestVDN(AgentSuite):

@@ -73,6 +73,27 @@ class Point(gymnasium.Env):
         return self.at, -float(self.at[0] ** 2), False, self.steps == 8, {}
 
 
+class FarGoal(gymnasium.Env):
+    """A point on a line that an action moves by a tenth at most. Reaching 2 within 30 steps ends the episode with the
+    only reward; random play gets to a third on average."""
+
+    action_space = Box(-1.0, 1.0, (1,), np.float32)
+    observation_space = Box(-np.inf, np.inf, (1,), np.float32)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.at = 0, np.zeros(1, np.float32)
+        return self.at, {}
+
+    def step(self, action):
+        self.steps, self.at = self.steps + 1, self.at + np.float32(0.1) * action
+        reached = bool(self.at[0] > 1.999)
+        return self.at, float(reached), reached, self.steps == 30, {}
+
+
 class Counter(gymnasium.Env):
     """The observation counts steps, in episodes of eight; an action counts in bytes, from 2."""
 
@@ -193,3 +214,4 @@ gymnasium.register("Maze-v0", lambda **options: Maze(**options))
 gymnasium.register("MazeMethod-v0", lambda **options: Maze("method", **options))
 gymnasium.register("MazeParts-v0", lambda **options: Maze("observation", **options))
 gymnasium.register("MazePicture-v0", lambda **options: Maze(picture=True, **options))
+gymnasium.register("FarGoal-v0", lambda **options: FarGoal(**options))

@@ -27,7 +27,7 @@ def test_recipes_that_were_never_run_to_a_score_say_so():
     zoo = {f"{task}-{kind}" for kind in ("ppo", "a2c") for task in tasks}
     in_100_000_steps = ("data-efficient-rainbow", "der", "drq", "spr", "sr-spr")
     atari = {"rainbow", "iqn", "drqn", "r2d2-atari", "r2d3-atari", *in_100_000_steps}
-    assert named == zoo | atari | {"simba", "tqc", "redq", "droq"}
+    assert named == zoo | atari | {"simba", "tqc", "redq", "droq", "rlpd"}
 
 
 def test_a_recipe_has_the_settings_of_another_but_for_its_own():

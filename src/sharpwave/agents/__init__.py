@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sharpwave.agents.r2d3 import R2D3
     from sharpwave.agents.rainbow import Rainbow
     from sharpwave.agents.rebrac import ReBRAC
+    from sharpwave.agents.rlpd import RLPD
     from sharpwave.agents.sac import SAC
     from sharpwave.agents.td3 import TD3
     from sharpwave.agents.td3bc import TD3BC
@@ -48,6 +49,7 @@ __all__ = [
     "QMIX",
     "R2D2",
     "R2D3",
+    "RLPD",
     "SAC",
     "TD3",
     "TD3BC",

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 import sharpwave as sw
 from sharpwave.agents.protocol import ViewSettings
+from sharpwave.agents.replay import MEMORY, linear
+from sharpwave.configuration import expect, setting
 from sharpwave.offline.recorded import Recorded, RecordedEpisodes
 from sharpwave.teams import ACTION_MASK
 
@@ -21,6 +23,44 @@ SPARE_STEPS = 1024
 LEARNED_FROM = "learned_from"
 """Annotation of a run's store: the identity of the data that it was filled with (``RecordedEpisodes.origin``)."""
 Fields = Callable[[Recorded], Mapping[str, npt.NDArray[Any]]]
+
+
+@dataclass(frozen=True)
+class DemonstrationSettings:
+    """Settings of agents that learn from demonstrations beside their own experience."""
+
+    demonstrations: str = setting("", "folder of demonstrations, as sharpwave record makes it", MEMORY)
+    demonstration_share: float = setting(
+        1 / 256, "share of the demonstrations in a batch", MEMORY, at_least=0, at_most=1
+    )
+    demonstration_share_end: float | None = setting(
+        None, "final share of the demonstrations; empty: constant", MEMORY, at_least=0, at_most=1
+    )
+    demonstration_share_steps: int = setting(
+        0, "steps from demonstration-share to demonstration-share-end", MEMORY, at_least=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]  # of the agent's settings, which check all
+        ends, steps = self.demonstration_share_end is not None, self.demonstration_share_steps
+        expected = "at least 1 with --demonstration-share-end" if ends else "0 without --demonstration-share-end"
+        expect(self, "demonstration_share_steps", ends == (steps > 0), expected)
+
+    def share(self, step: int) -> float:
+        """Return the share of the demonstrations in a batch that is drawn after ``step`` environment steps."""
+        start, end = self.demonstration_share, self.demonstration_share_end
+        return start if end is None else linear(step, start, end, self.demonstration_share_steps)
+
+    def blended(self, kind: type[BlendedSettings], views: Any, fields: Fields) -> BlendedSettings:
+        """Return the settings of a blend of ``kind`` of two views with the settings ``views``.
+
+        Raises:
+            ValueError: no demonstrations are named.
+        """
+        if not self.demonstrations:
+            agent = type(self).kind  # type: ignore[attr-defined]
+            raise ValueError(f"{agent} needs --demonstrations FOLDER; sharpwave record ENV makes one")
+        return kind(**vars(views), demonstrations=self.demonstrations, share=self.share, fields=fields)
 
 
 class DemonstratedReplay(sw.Blend[Any]):

@@ -12,38 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.demonstrations import BlendedSettings
+from sharpwave.agents.demonstrations import BlendedSettings, DemonstrationSettings
 from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings, SequencesSettings
-from sharpwave.agents.replay import MEMORY, linear
-from sharpwave.configuration import expect, setting
 from sharpwave.offline.recorded import Recorded
 
 
 @dataclass(frozen=True)
-class R2D3Settings(R2D2Settings):
+class R2D3Settings(DemonstrationSettings, R2D2Settings):
     kind: ClassVar[str] = "r2d3"
-
-    demonstrations: str = setting("", "folder of demonstrations, as sharpwave record makes it", MEMORY)
-    demonstration_share: float = setting(
-        1 / 256, "share of the demonstrations in a batch", MEMORY, at_least=0, at_most=1
-    )
-    demonstration_share_end: float | None = setting(
-        None, "final share of the demonstrations; empty: constant", MEMORY, at_least=0, at_most=1
-    )
-    demonstration_share_steps: int = setting(
-        0, "steps from demonstration-share to demonstration-share-end", MEMORY, at_least=0
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ends, steps = self.demonstration_share_end is not None, self.demonstration_share_steps
-        expected = "at least 1 with --demonstration-share-end" if ends else "0 without --demonstration-share-end"
-        expect(self, "demonstration_share_steps", ends == (steps > 0), expected)
-
-    def share(self, step: int) -> float:
-        """Return the share of the demonstrations in a batch that is drawn after ``step`` environment steps."""
-        start, end = self.demonstration_share, self.demonstration_share_end
-        return start if end is None else linear(step, start, end, self.demonstration_share_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +34,7 @@ class R2D3(R2D2):
     settings: R2D3Settings
 
     def replay(self) -> Any:
-        settings = self.settings
-        if not settings.demonstrations:
-            raise ValueError("r2d3 needs --demonstrations FOLDER; sharpwave record ENV makes one")
-        return BlendedSequences(
-            **vars(settings.replay),
-            demonstrations=settings.demonstrations,
-            share=settings.share,
-            fields=self._demonstrated,
-        )
+        return self.settings.blended(BlendedSequences, self.settings.replay, self._demonstrated)
 
     def schedules(self, step: int) -> dict[str, float]:
         return super().schedules(step) | {"demonstration_share": self.settings.share(step)}

@@ -33,6 +33,7 @@ AGENTS: dict[str, str | type[Agent]] = {
     "r2d3": "sharpwave.agents.r2d3:R2D3",
     "rainbow": "sharpwave.agents.rainbow:Rainbow",
     "rebrac": "sharpwave.agents.rebrac:ReBRAC",
+    "rlpd": "sharpwave.agents.rlpd:RLPD",
     "sac": "sharpwave.agents.sac:SAC",
     "td3": "sharpwave.agents.td3:TD3",
     "td3bc": "sharpwave.agents.td3bc:TD3BC",
