@@ -305,6 +305,8 @@ def test_capacity_covers_the_steps_that_are_played(swung, tmp_path):
         run("offline", recipe, tmp_path / "run", quiet())
     with pytest.raises(ValueError, match=r"--action-noise: .* it needs --online-after"):
         default_recipe("td3bc").override(action_noise=0.2)
+    with pytest.raises(ValueError, match=r"--weight-decay: got 0.1, which has no effect"):
+        default_recipe("calql").override(weight_decay=0.1)
 
 
 def strange(folder, action=1, **annotations):

@@ -65,6 +65,7 @@ class CalQLSettings(SACSettings, OnlineSettings):
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()
+        yield "weight_decay", "an agent whose policy learns at the critics' rate"
         if self.online_after is None:
             yield "random_steps", "--online-after"
 
