@@ -106,8 +106,8 @@ void decode_window(const WindowCodec& codec, Window window, uint8_t* out, int64_
 
 // Decodes the windows ``begin <= i < end``; returns how many are left out.
 //
-// Memory at random addresses is prefetched, as many windows ahead as take 0.1 us, or 0.2, on each of three levels: the
-// index, then the offsets, then the rows.
+// Memory at random addresses is prefetched some windows ahead, on each of three levels: the index, then the offsets,
+// then the rows.
 template <class Windows>
 int64_t decode_some(const Job<Windows>& job, int64_t begin, int64_t end, Bytes scratch) {
     const Column column = job.column;  // of this call's own: no store can be one to them
@@ -286,7 +286,7 @@ Args:
     threads: limit of those that decode, the caller included; one for each ``thread_bytes``.
     chunk_bytes: bytes that a thread decodes at a time.
 
-Returns how many are left out. Cost: raw and delta 0.2 us a row of 7 KB in the cache, and the memory's time.)");
+Returns how many are left out.)");
     module.def(
         "gather_pieces",
         [](const Column& column, Grid<const int64_t> pieces, Places<2> out, int64_t threads, int64_t thread_bytes,

@@ -19,7 +19,7 @@ namespace {
 // States of a helper. idle -> called by the caller, called -> working -> idle by the helper, called -> idle by a caller
 // that finds nothing left to do.
 enum State : int { idle, called, working };
-constexpr int spins = 1000;  // looks at a working helper before the caller sleeps, some 20 us
+constexpr int spins = 1000;  // looks at a working helper before the caller sleeps: about a helper's time to wake
 
 struct alignas(64) Helper {
     std::atomic<int> state{idle};

@@ -11,7 +11,7 @@ using Work = void (*)(const void* job, int64_t number) noexcept;
 // Runs ``work`` on the calling thread and up to ``helpers`` others, fewer where the system allows no more threads. They
 // begin late or never; when this returns, none of them touches the job any more.
 //
-// One caller at a time has the helpers; another works alone meanwhile. Cost: 2 us a helper, and some 20 until it wakes.
+// One caller at a time has the helpers; another works alone meanwhile.
 void work_together(int64_t helpers, Work work, const void* job);
 
 }  // namespace sharpwave

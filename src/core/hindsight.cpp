@@ -166,8 +166,8 @@ Args:
     slot, frame: int64 [B], receive the segment, and the row of its observations' columns, with the observation
         after the chosen step; the slot is -1 where an item is not relabelled.
 
-Cost: 0.1 us an item of a short episode, 1.5 us in one of 27,000 steps: the segments up to its end are walked
-twice. EPISODE walks those before as well.)");
+Cost: proportional to the segments up to the episode's end, which are walked twice; EPISODE walks the earlier ones as
+well.)");
 }
 
 }  // namespace sharpwave

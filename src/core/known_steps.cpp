@@ -212,13 +212,13 @@ Args:
 Returns the number of runs, at most as many as fit: call again while it equals their size.)");
     nb::class_<KnownSteps, StepFinder>(
         module, "KnownSteps",
-        "Finder of steps whose n-step successor is known.\n\nCost: 10 ns a lane, and 0.2 "
-        "for each of the next ``n_step`` steps.")
+        "Finder of steps whose n-step successor is known.\n\nCost: proportional to the lanes, and to the next "
+        "``n_step`` steps of each.")
         .def(nb::init<int64_t>(), "n_step"_a);
     nb::class_<EndedSteps, StepFinder>(
         module, "EndedSteps",
         "Finder of steps whose episode has ended, and whose n-step successor is known.\n\n"
-        "Cost: 20 ns a lane, and 20 ns for each segment with new steps.")
+        "Cost: proportional to the lanes, and to the segments with new steps.")
         .def(nb::init<int64_t>(), "n_step"_a = 1);
     module.def("frames_of", &frames_of, "log"_a, "slots"_a, "rows"_a, "newest"_a, "first"_a,
                "Find each step's newest frame, and the frame below which its stack is padded: all int64 [n].");

@@ -95,7 +95,7 @@ void read_row(const PackedColumn& column, int64_t row, uint8_t* out) {
 
 }  // namespace packed_details
 
-// Reads a row of a column that passed ``check_packed``. Cost: 2 ns a number.
+// Reads a row of a column that passed ``check_packed``.
 inline void read_packed_row(const PackedColumn& column, int64_t row, uint8_t* out) {
     switch (column.width()) {
         case 1:

@@ -12,7 +12,6 @@ class PackedEncoder final : public RowEncoder {
   public:
     int64_t nbytes() const override;
 
-    // Cost: some 10 ns a number of a row, and 2 to 6 ns a number.
     ConstBytes encode(Grid<const uint8_t> rows, ConstBytes reference, int64_t line) override;
 
   private:

@@ -109,8 +109,7 @@ struct Progress {
 // 16 bytes of which some are masked, and two lines are written even where there is one.
 //
 // ``noisy``: where most of the patches are single bytes from the table, close to one another, branches are predicted,
-// and a patch need not wait until the place of the next one is computed: 2 ns a patch instead of 6. It ends where they
-// are not.
+// and a patch need not wait until the place of the next one is computed. It ends where they are not.
 template <bool coded, bool noisy>
 Progress paint_words(const Patches& patches, int64_t line, Bytes out, Progress from) {
     const auto size = static_cast<int64_t>(out.size()), nbytes = static_cast<int64_t>(patches.data.size());
@@ -188,8 +187,7 @@ Progress paint_words(const Patches& patches, int64_t line, Bytes out, Progress f
 
 // Paints patches over ``out``; returns false where they do not fit, which leaves some painted.
 //
-// ``coded``: whether they have codes. ``line``: bytes from a pixel to the one below, 0 for none. Cost: some 5 ns a
-// patch.
+// ``coded``: whether they have codes. ``line``: bytes from a pixel to the one below, 0 for none.
 template <bool coded>
 bool paint(const Patches& patches, int64_t line, Bytes out) {
     const auto size = static_cast<int64_t>(out.size()), nbytes = static_cast<int64_t>(patches.data.size());
@@ -239,7 +237,7 @@ bool paint(const Patches& patches, int64_t line, Bytes out) {
     return true;
 }
 
-// Returns whether patches fit ``size`` bytes, as ``paint`` does. Cost: 4 ns a patch.
+// Returns whether patches fit ``size`` bytes, as ``paint`` does.
 template <bool coded>
 bool patches_fit(const Patches& patches, int64_t line, int64_t size) {
     const uint8_t* const data = patches.data.data();
@@ -289,7 +287,7 @@ inline int64_t table_entries(ConstBytes table) {
 
 // Writes coded patches that fit again as delta's, without a table, to ``out`` from ``written`` on.
 //
-// Returns where they end in ``out``; -1 if it may be too small. Cost: some 5 ns a patch.
+// Returns where they end in ``out``; -1 if it may be too small.
 inline int64_t write_plain(const Patches& patches, Bytes out, int64_t written) {
     const auto room = static_cast<int64_t>(out.size()), nbytes = static_cast<int64_t>(patches.data.size());
     const uint8_t* const data = patches.data.data();

@@ -81,7 +81,7 @@ inline bool restore_line(Filter filter, const uint8_t* residuals, const uint8_t*
 
 // Writes to ``out`` [size] the row that was ``filtered`` [1 + lines + size]; returns false if it is no filtered row.
 //
-// ``reference`` [size]. ``line_bytes`` divides the size. Cost: some 2 ns a byte.
+// ``reference`` [size]. ``line_bytes`` divides the size.
 inline bool restore_row(ConstBytes filtered, ConstBytes reference, int64_t line_bytes, Bytes out) {
     const auto size = static_cast<int64_t>(out.size());
     require(line_bytes > 0 && size > 0 && size % line_bytes == 0, "a row has whole lines");

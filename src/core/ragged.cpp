@@ -1,5 +1,5 @@
-// How are rows of any length read? Of codec ragged, whose payload ``sharpwave.codecs.ragged_rows`` describes, and of open
-// segments, whose rows are references to values beside the arena.
+// How are rows of any length read? Of codec ragged, whose payload ``sharpwave.codecs.ragged_rows`` describes, and of
+// open segments, whose rows are references to values beside the arena.
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -50,7 +50,7 @@ struct Payload {
     }
 };
 
-// Reads ``count`` packed numbers of one column from number ``first`` on. Cost: 0.2 ns a number of 16 bits, else 1 ns.
+// Reads ``count`` packed numbers of one column from number ``first`` on.
 template <class T>
 void read_run(const PackedColumn& column, int64_t first, int64_t count, uint8_t* out) {
     constexpr auto width = static_cast<int64_t>(sizeof(T));

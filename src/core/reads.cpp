@@ -260,7 +260,7 @@ class ReadQueue {
         queue_->end();
     }
 
-    // While reads wait: where the page cache has them all, few threads are worth their start, 0.2 ms on a busy machine.
+    // While reads wait: where the page cache has them all, few threads are worth their start.
     int64_t start_readers(int64_t count) {
         const Quiet quiet;
         for (; started_ < count && !refused_ && queue_->waits(); ++started_) {

@@ -167,7 +167,7 @@ void define_rows(nb::module_& module) {
     module.def("write_steps", &write_steps, "columns"_a, "index"_a, "lanes"_a, "memory"_a, "which"_a, "flags"_a,
                "rows"_a, "finals"_a.none(), "nexts"_a.none(), "any_known"_a,
                "Append one step to each of the lanes ``which`` [n], as ``Lanes.write`` says; return its ``any_known``."
-               "\n\nCost: 50 ns a lane, and a copy.  Raises: MemoryError: nothing changed.");
+               "\n\nRaises: MemoryError: nothing changed.");
     module.def("write_run", &write_run, "columns"_a, "index"_a, "lanes"_a, "memory"_a, "lane"_a, "flags"_a, "rows"_a,
                "final"_a.none(),
                "Append steps of one episode to one lane, as ``Lanes.write_run`` says.  Raises: MemoryError: nothing "

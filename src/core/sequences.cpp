@@ -361,8 +361,8 @@ Args:
     runs: int64 [RUN_ROWS, n], receives steps that lie one behind the other in a segment: item, slot, first row, number
         of steps, and the column of the first. Each window has as many as it touches segments.
 
-Returns the number of runs; where that is more than n, only so many were written. Cost: 5 ns a column, and 0.5 more
-for each further step of its return.)");
+Returns the number of runs; where that is more than n, only so many were written. Cost: proportional to the
+columns, and to the steps of each one's return.)");
     module.def("first_steps", &first_steps, "log"_a, "items"_a, "stride"_a, "steps"_a,
                "Find the number of the first trained step of each of ``items`` [n], ``slot * log.stride + row``.");
     module.def("trained_steps", &trained_steps, "log"_a, "items"_a, "stride"_a, "length"_a, "begins"_a, "counts"_a,

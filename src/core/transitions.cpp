@@ -182,9 +182,7 @@ of those ended the episode; ``n``, their number; ``lane`` and ``step``, the lane
 Args:
     located: int64 [7, B], receives slot, row, frame, first, next_slot, next_frame, next_first: ``frame`` and
         ``next_frame`` are the newest frames of the stacks, in the columns of ``slot`` and ``next_slot``; ``first`` and
-        ``next_first`` the frames below which the stacks are padded; those are any before without ``stacks``.
-
-Cost: 20 ns an item.)");
+        ``next_first`` the frames below which the stacks are padded; those are any before without ``stacks``.)");
     module.attr("OF_STEPS") = static_cast<int64_t>(of_steps);
     module.attr("OF_FRAMES") = static_cast<int64_t>(of_frames);
     module.attr("OF_FRAMES_AFTER") = static_cast<int64_t>(of_frames_after);
