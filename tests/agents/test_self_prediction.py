@@ -100,6 +100,8 @@ def test_it_needs_the_convolutions_of_one_image():
     for space in (Box(-1, 1, (8,), np.float32), Dict(eye=image, arm=Box(-1, 1, (3,), np.float32))):
         with pytest.raises(ValueError, match="--self-prediction: got 5, expected 0, or observations of one image"):
             Rainbow(Spaces(space, Discrete(3)), Rainbow.Settings(self_prediction=5))
+    with pytest.raises(ValueError, match="--self-prediction: got 5, expected 0 with --novelty"):
+        Rainbow.Settings(self_prediction=5, novelty="rnd")
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

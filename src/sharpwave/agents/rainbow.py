@@ -126,6 +126,7 @@ class RainbowSettings(DQNSettings):
         lowest = self.lowest_return
         expect(self, "explore", not self.noisy or self.explore == "epsilon", "epsilon; softmax needs --no-noisy")
         expect(self, "highest_return", self.highest_return > lowest, f"above the {lowest} of --lowest-return")
+        expect(self, "self_prediction", not self.self_prediction or self.novelty == "none", "0 with --novelty")
 
     @property
     def augmented(self) -> bool:
@@ -321,8 +322,9 @@ class Rainbow(DQN):
             for part, own in module.named_children():
                 share = 1.0 - self.settings.reset_keeps if part in ("torso", "transition") else 1.0
                 move_towards(own, getattr(fresh[name].to(self.device), part), share)
-        for follower in self._followers.values():
-            move_towards(follower, self.online, 1.0)
+        move_towards(self.target, self.online, 1.0)
+        if self.average is not None:
+            move_towards(self.average, self.online, 1.0)
         self.optimizer.state.clear()
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
