@@ -112,10 +112,11 @@ class Rollout:
 
     def of(self, number: Any) -> Rollout:
         """Return the steps of those numbers, or of those windows and columns."""
-        every = {one.name: getattr(self, one.name) for one in fields(self)}
-        return Rollout(**{
-            name: None if part is None else map_leaves(lambda one: one[number], part) for name, part in every.items()
-        })  # fmt: skip
+
+        def chosen(part: Any) -> Any:
+            return None if part is None else map_leaves(lambda one: one[number], part)
+
+        return Rollout(**{one.name: chosen(getattr(self, one.name)) for one in fields(self)})
 
 
 class PPO(DistillingAgent, ActorCritic):
