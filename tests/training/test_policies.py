@@ -242,6 +242,10 @@ def test_a_stack_of_vectors_is_taken_as_the_environment_gives_it(tmp_path):
 # evaluation
 
 
+class OwnBox(Box):
+    """Space of an environment's own class."""
+
+
 def test_scores_of_an_evaluation(cartpole):
     policy = sw.Policy.load(cartpole)
     played = sw.evaluate(policy, episodes=12, seed=5)
@@ -271,6 +275,9 @@ def test_environments_that_a_program_gives(cartpole):
     assert len(sw.evaluate(policy, vector, episodes=5).scores) == 5
     with pytest.raises(ValueError, match=r"observations are Box.*expected the Box"):
         sw.evaluate(policy, gymnasium.make("Acrobot-v1"), episodes=1)
+    own_space = gymnasium.wrappers.TransformObservation(env, lambda obs: obs, OwnBox(-1, 1, (4,)))
+    assert space_table(OwnBox(-1, 1, (4,))) == space_table(Box(-1, 1, (4,)))
+    assert len(sw.evaluate(policy, own_space, episodes=1).scores) == 1
     own = sw.train(env, "dqn", steps=200, warmup_steps=100, out=cartpole.parent / "own", progress=False).policy
     with pytest.raises(ValueError, match="was an object of the program that trained the policy; give one"):
         sw.evaluate(own, episodes=1)

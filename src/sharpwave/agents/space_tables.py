@@ -27,14 +27,14 @@ def space_table(space: Space[Any]) -> dict[str, Any]:
         return {"kind": "Dict", "spaces": {name: space_table(part) for name, part in space.spaces.items()}}
     if isinstance(space, Tuple):
         return {"kind": "Tuple", "spaces": [space_table(part) for part in space.spaces]}
-    kind, dtype = type(space).__name__, str(space.dtype)
+    dtype = str(space.dtype)
     if isinstance(space, Box):
         shape = [int(size) for size in space.shape]
         return {"kind": "Box", "shape": shape, "dtype": dtype, "low": _bounds(space.low), "high": _bounds(space.high)}
     if isinstance(space, Discrete):
         return {"kind": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": dtype}
     if isinstance(space, MultiDiscrete):
-        return {"kind": kind, "nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": dtype}
+        return {"kind": "MultiDiscrete", "nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": dtype}
     if isinstance(space, MultiBinary):
         return {"kind": "MultiBinary", "shape": [int(size) for size in space.shape]}
     raise ValueError(

@@ -445,11 +445,11 @@ def _counted() -> Iterator[None]:
 
 
 def _form(space: Space[Any]) -> Any:
-    """Return what observations of a space share: kind, shape and dtype of each part."""
+    """Return what observations of a space share: shape and dtype of each part, and numbers of categories."""
     if isinstance(space, Dict):
         return {name: _form(part) for name, part in space.spaces.items()}
     sizes = getattr(space, "n", None), str(getattr(space, "nvec", ""))
-    return type(space).__name__, space.shape, str(space.dtype), sizes
+    return space.shape, str(space.dtype), sizes  # not its class: an environment may have one of its own
 
 
 def _batch(obs: Any, space: Space[Any]) -> tuple[Any, bool]:
