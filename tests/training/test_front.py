@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -365,3 +366,18 @@ def test_a_run_has_its_policy_and_plays_it(tmp_path: Path) -> None:
     assert run.policy.predict(np.zeros(4, np.float32))[0] in (0, 1)
     scores = run.evaluate(make_cartpole, episodes=3)
     assert len(scores.scores) == 3
+
+
+def test_a_function_in_the_current_folder_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command line, once it is trusted."""
+    (tmp_path / "walks.py").write_text("import gymnasium\ndef make():\n    return gymnasium.make('CartPole-v1')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    run = sw.train(importlib.import_module("walks").make, **SHORT, num_envs=2, out="run")
+    assert settings(run.folder)["env"]["factory"] == "walks:make"
+    program = "import sys; sys.path.remove(''); from sharpwave.cli import main; main()"
+    command = [sys.executable, "-c", program, "eval", "run", "--episodes", "2"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert refused.returncode and "would import the module 'walks'" in refused.stderr
+    played = subprocess.run([*command, "--trust"], capture_output=True, text=True, timeout=120)
+    assert "of 2 episodes" in played.stdout, played.stderr

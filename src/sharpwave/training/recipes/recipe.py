@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -164,6 +166,8 @@ class OwnEnvironment(Checked):
 
         given: Given | None = self.given
         if given is None and self.factory:
+            if os.getcwd() not in sys.path:  # last, as for module:Name-v0 of Gymnasium
+                sys.path.append(os.getcwd())
             given = Given(imported(self.factory))
         if given is None:
             raise ValueError(
