@@ -64,7 +64,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "changes", "oracle", "draw"), CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(
+    ("kind", "changes", "oracle", "draw"), CASES, ids=lambda one: one.__name__ if isinstance(one, type) else None
+)
 def test_updates_are_those_of_the_equations(kind, changes, oracle, draw):
     torch.manual_seed(1)
     agent = kind(SPACES, kind.Settings(hidden_units=UNITS, lr=1e-2, **changes))

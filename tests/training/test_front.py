@@ -230,7 +230,6 @@ def test_actors_make_environments_by_a_function(tmp_path: Path) -> None:
         ({"env": Walk(), "evaluate_every": 100}, "evaluate_every: got 100, and Walk cannot be made anew"),
         ({"env": Vector(2), "stack": 2}, "--stack: got 2 for a vector"),
     ],
-    ids=str,
 )
 def test_what_cannot_be_trained_is_refused_before_anything_is_written(
     given: dict[str, Any], sentence: str, tmp_path: Path
