@@ -9,15 +9,8 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import sharpwave as sw
-from sharpwave.agents.a2c import (
-    A2C,
-    A3C,
-    LOG_PROBABILITY,
-    RAW,
-    Gaussian,
-    normal_log_density,
-    policy_for,
-)
+from sharpwave.agents.a2c import A2C, A3C, LOG_PROBABILITY
+from sharpwave.agents.action_distributions import RAW, Gaussian, normal_log_density, policy_for
 from sharpwave.agents.impala import IMPALA
 from sharpwave.agents.ppo import PPO
 from sharpwave.agents.protocol import Spaces

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
-from sharpwave.agents.a2c import policy_for
+from sharpwave.agents.action_distributions import policy_for
 from sharpwave.agents.actions import epsilon_greedy, legal_in, legal_rows, with_legal
 from sharpwave.agents.cql import CQL, CQLSettings
 from sharpwave.agents.distributional import C51, Expected

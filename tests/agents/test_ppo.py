@@ -9,7 +9,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 import sharpwave as sw
-from sharpwave.agents.a2c import LOG_PROBABILITY, RAW
+from sharpwave.agents.a2c import LOG_PROBABILITY
+from sharpwave.agents.action_distributions import RAW
 from sharpwave.agents.ppo import PPO
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.rollouts import LaneOrder, MinibatchSettings, advantages, minibatches

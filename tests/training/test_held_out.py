@@ -15,7 +15,8 @@ from sharpwave.errors import NewerVersionError
 from sharpwave.training import setup
 from sharpwave.training.checkpoints import load_policy, save_policy
 from sharpwave.training.evaluation import evaluate
-from sharpwave.training.policies import POLICY, Policy
+from sharpwave.training.policies import Policy
+from sharpwave.training.policy_files import POLICY
 from sharpwave.training.progress import DivergedError, Evaluation, HeldOut, TrainingState, episode_seed, measure, played
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run

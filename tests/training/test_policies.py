@@ -25,7 +25,8 @@ from sharpwave.agents.space_tables import MAX_SPACE_BYTES, space_of, space_table
 from sharpwave.configuration import from_table, leaves
 from sharpwave.errors import NewerVersionError
 from sharpwave.training.checkpoints import load_policy, save_policy
-from sharpwave.training.policies import POLICY, Policy
+from sharpwave.training.policies import Policy
+from sharpwave.training.policy_files import POLICY
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import run
 

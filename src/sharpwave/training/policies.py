@@ -6,8 +6,6 @@ neither an environment nor a store is made to load it. A run's ``best.safetensor
 
 from __future__ import annotations
 
-import contextlib
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,52 +13,35 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from gymnasium.spaces import Dict, Space
-from torch import Tensor, nn
+from torch import Tensor
 
-import sharpwave as sw
-from sharpwave.agents import registry
-from sharpwave.agents.learner import NetworkAgent, tensors_of
-from sharpwave.agents.protocol import Agent, Spaces, State
-from sharpwave.agents.space_tables import space_of, space_table
-from sharpwave.configuration import KIND, from_table, to_table
+from sharpwave.agents.learner import NetworkAgent
+from sharpwave.agents.protocol import Agent, State
+from sharpwave.agents.space_tables import space_of
+from sharpwave.configuration import KIND, from_table
 from sharpwave.errors import NotRegisteredError
 from sharpwave.training import folder as files
 from sharpwave.training import setup
-from sharpwave.training.atomic_files import make_folder, read_regular, sealed_json, write_bytes
-from sharpwave.training.checkpoints import NO_STATE, load_policy, load_run_policy, save_policy
+from sharpwave.training.atomic_files import make_folder, sealed_json, write_bytes
+from sharpwave.training.checkpoints import NO_STATE, load_run_policy, save_policy
 from sharpwave.training.model_card import model_card
 from sharpwave.training.own_environments import with_environment
+from sharpwave.training.policy_files import (
+    DESCRIPTION,
+    POLICY,
+    WEIGHTS,
+    agent_of,
+    describe_run,
+    description,
+    read_file,
+    read_folder,
+)
 from sharpwave.training.recipes.recipe import Environment, Gymnasium, OwnEnvironment, Recipe, environment_settings
 
-POLICY = "policy"
-"""Key of a policy's description among the figures in its file."""
-DESCRIPTION, WEIGHTS, CARD = "policy.json", "policy.safetensors", "README.md"
-"""Files of a saved folder."""
+CARD = "README.md"
+"""Model card of a saved folder."""
 SUFFIXES = (".sharpwave", ".safetensors")
-MAX_DESCRIPTION_BYTES = 16 << 20
-MAX_PARAMETERS, MAX_TENSORS = 1 << 30, 1 << 16
-"""Size limits of an agent that a file describes, in numbers and in tensors of them."""
-
-
-def describe(recipe: Recipe, env: setup.Env) -> dict[str, Any]:
-    """Return the description of the policies of a run in ``env``, as their files hold it beside their figures."""
-    observation, action = env.single_observation_space, env.single_action_space
-    return {POLICY: _description(recipe.agent, observation, action, setup.stacks(env), recipe.env)}
-
-
-def _description(
-    settings: Any, observation: Space[Any], action: Space[Any], stacks: Sequence[int], env: Any
-) -> dict[str, Any]:
-    return {
-        "sharpwave": sw.__version__,
-        "agent": to_table(settings),
-        "observation": space_table(observation),
-        "action": space_table(action),
-        "stacks": [*stacks],
-        "env": None if env is None else to_table(env),
-    }
 
 
 class Policy:
@@ -130,14 +111,14 @@ class Policy:
             chosen = files.chosen_checkpoint(path, checkpoint)
             recipe = files.read_config(path, trust=True).recipe  # which imports nothing
             weights, figures = load_run_policy(
-                path, chosen, lambda: _agent_of(_of_run(path, recipe, None, trust), "cpu", seed)
+                path, chosen, lambda: agent_of(describe_run(path, recipe, None, trust), "cpu", seed)
             )
-            figures[POLICY] = _of_run(path, recipe, figures.get(POLICY), trust)
+            figures[POLICY] = describe_run(path, recipe, figures.get(POLICY), trust)
         else:
             chosen = ""
             if checkpoint is not None:
                 raise ValueError(f"checkpoint: got {checkpoint!r} for {str(path)!r}, which is no run's folder")
-            weights, figures = _read_folder(path) if path.is_dir() else _read_file(path)
+            weights, figures = read_folder(path) if path.is_dir() else read_file(path)
         about = figures.pop(POLICY)
         try:
             return cls._made(about, weights, figures, chosen, device, seed, trust)
@@ -160,7 +141,7 @@ class Policy:
         seed: int,
         trust: bool,
     ) -> Self:
-        agent = _agent_of(about, device, seed, weights)
+        agent = agent_of(about, device, seed, weights)
         env = about["env"]
         if env is not None:
             env = from_table(environment_settings(env[KIND])(), env)
@@ -282,7 +263,7 @@ class Policy:
             OSError: it cannot be written.
         """
         path = Path(path)
-        about = _description(self.agent.settings, self.observation_space, self.action_space, self._stacks, self.env)
+        about = description(self.agent.settings, self.observation_space, self.action_space, self._stacks, self.env)
         figures = {**self.figures, POLICY: about}
         weights = self.agent.policy_tensors(explore=True)  # its only ones: those that were loaded
         if path.suffix:
@@ -324,121 +305,6 @@ class Policy:
             raise ValueError(f"export: got {path.name!r}, expected a name that ends in .onnx or .pt2")
         (export_onnx if path.suffix == ".onnx" else export_torch)(self, path)
         return path
-
-
-# Files
-
-
-def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load a file that ``save`` wrote.  Raises: ValueError, NewerVersionError."""
-    try:
-        weights, figures = load_policy(path)
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"policy {str(path)!r} does not exist; give a run's folder, as 'sharpwave train' prints it, or what "
-            "Policy.save wrote"
-        ) from error
-    except OSError as error:
-        raise ValueError(f"policy {str(path)!r} cannot be read: {error}") from error
-    if not isinstance(figures.get(POLICY), dict):
-        raise ValueError(
-            f"policy {str(path)!r} does not say which agent it is of: an earlier one wrote it; load its run's folder"
-        )
-    return weights, figures
-
-
-def _read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load a folder that ``save`` wrote.  Raises: ValueError, NewerVersionError."""
-    weights, figures = _read_file(path / WEIGHTS)
-    try:
-        content = read_regular(path / DESCRIPTION, MAX_DESCRIPTION_BYTES)
-        values = json.loads(content)
-        files.check_version(path / DESCRIPTION, values)
-        if content != sealed_json(values).encode():
-            raise ValueError("its checksum does not match: it was damaged or edited")
-        if json.dumps(values[POLICY], sort_keys=True) != json.dumps(figures[POLICY], sort_keys=True):
-            raise ValueError(f"it is of another policy than {WEIGHTS}")
-    except (OSError, *NO_STATE) as error:
-        raise ValueError(f"policy {str(path / DESCRIPTION)!r} cannot be loaded: {error}") from error
-    return weights, figures
-
-
-def _of_run(run: Path, recipe: Recipe, about: Any, trust: bool) -> dict[str, Any]:
-    """Return the description of a run's policies: its spaces by ``about`` or another of its policy files, or, where
-    none has them, by its environment; the rest by its settings."""
-    for name in (files.LAST, files.BEST):
-        if not isinstance(about, dict):
-            with contextlib.suppress(OSError, ValueError):
-                about = load_policy(run / name)[1].get(POLICY)
-    if not isinstance(about, dict):
-        if not trust:
-            files.check_imports(run / files.CONFIG, recipe)
-        with contextlib.closing(recipe.env.make(1)) as env:
-            about = describe(recipe, env)[POLICY]
-    return {**about, "agent": to_table(recipe.agent), "env": to_table(recipe.env)}
-
-
-# The agent
-
-
-def _agent_of(about: Mapping[str, Any], device: str, seed: int, weights: Mapping[str, Tensor] | None = None) -> Agent:
-    """Make the agent of a description, with ``weights``, without advancing torch's generators.
-
-    Raises:
-        NotRegisteredError, KeyError, TypeError, ValueError: the description is none, or the weights are not its own.
-    """
-    table, env = about["agent"], about["env"]
-    kind = registry.agent_class(table[KIND])
-    settings = from_table(kind.Settings(), table)
-    space = setup.seen_space(space_of(about["observation"]), about["stacks"])
-    spaces = Spaces(space, space_of(about["action"]), "the environment" if env is None else str(env["name"]))
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        if issubclass(kind, NetworkAgent):
-            _check_size(kind, spaces, settings, weights)
-        agent = kind(spaces, settings, device, seed)
-    if weights is not None:
-        agent.load_policy(weights)
-    return agent
-
-
-def _check_size(kind: type[NetworkAgent], spaces: Spaces, settings: Any, weights: Mapping[str, Tensor] | None) -> None:
-    """Check an agent's size, and that weights are its own, before memory is taken for it.  Raises: ValueError."""
-    try:
-        with torch.device("meta"), _counted():  # tensors without memory
-            found = tensors_of(kind(spaces, settings, "meta", 0).acting_modules(True))
-    except NotImplementedError:  # of a program's own network, for images
-        return
-    for name in found if weights is not None else ():
-        given = weights.get(name)  # type: ignore[union-attr]
-        if given is None or given.shape != found[name].shape:
-            said = "none" if given is None else f"shape {tuple(given.shape)}"
-            raise ValueError(f"weights {name}: got {said}, expected shape {tuple(found[name].shape)}, by its settings")
-
-
-@contextlib.contextmanager
-def _counted() -> Iterator[None]:
-    """Refuse networks that are too large, while inside.  Raises: ValueError."""
-    numbers = tensors = 0
-
-    def count(module: nn.Module, name: str, tensor: Tensor | None) -> None:
-        nonlocal numbers, tensors
-        if tensor is not None:
-            numbers, tensors = numbers + tensor.numel(), tensors + 1
-        if numbers > MAX_PARAMETERS or tensors > MAX_TENSORS:
-            raise ValueError(
-                f"its settings make an agent of more than {MAX_PARAMETERS:,} numbers or {MAX_TENSORS:,} tensors"
-            )
-
-    modules = torch.nn.modules.module
-    hooks = [
-        modules.register_module_parameter_registration_hook(count),
-        modules.register_module_buffer_registration_hook(count),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 # Observations

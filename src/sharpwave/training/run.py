@@ -42,7 +42,7 @@ from sharpwave.training.logs import Display, JsonLines, TensorBoard, WeightsAndB
 from sharpwave.training.loop import train
 from sharpwave.training.offline_data import learned_from, with_environment
 from sharpwave.training.own_environments import check_given, given_again
-from sharpwave.training.policies import describe
+from sharpwave.training.policy_files import describe
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.results import TrainingRun, draw_curve, origin_text

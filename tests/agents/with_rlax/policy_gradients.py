@@ -5,7 +5,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from sharpwave.agents.a2c import Categorical, policy_gradient
+from sharpwave.agents.a2c import policy_gradient
+from sharpwave.agents.action_distributions import Categorical
 from sharpwave.agents.actions import NumberedActions
 from sharpwave.agents.impala import vtrace
 from sharpwave.agents.losses import lambda_returns

@@ -1,0 +1,174 @@
+"""Files of trained policies: reading them, and making the agent that their description is of.
+
+Beside its weights a file holds, as JSON, all that making the agent again takes: algorithm, settings and spaces. No code
+of the file's is run, and an agent's size is checked before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium.spaces import Space
+from torch import Tensor, nn
+
+import sharpwave as sw
+from sharpwave.agents import registry
+from sharpwave.agents.learner import NetworkAgent, tensors_of
+from sharpwave.agents.protocol import Agent, Spaces
+from sharpwave.agents.space_tables import space_of, space_table
+from sharpwave.configuration import KIND, from_table, to_table
+from sharpwave.training import folder as files
+from sharpwave.training import setup
+from sharpwave.training.atomic_files import read_regular, sealed_json
+from sharpwave.training.checkpoints import NO_STATE, load_policy
+from sharpwave.training.recipes.recipe import Recipe
+
+POLICY = "policy"
+"""Key of a policy's description among the figures in its file."""
+DESCRIPTION, WEIGHTS = "policy.json", "policy.safetensors"
+"""Files of a saved folder, beside its model card."""
+MAX_DESCRIPTION_BYTES = 16 << 20
+MAX_PARAMETERS, MAX_TENSORS = 1 << 30, 1 << 16
+"""Size limits of an agent that a file describes, in numbers and in tensors of them."""
+
+
+def describe(recipe: Recipe, env: setup.Env) -> dict[str, Any]:
+    """Return the description of the policies of a run in ``env``, as their files hold it beside their figures."""
+    observation, action = env.single_observation_space, env.single_action_space
+    return {POLICY: description(recipe.agent, observation, action, setup.stacks(env), recipe.env)}
+
+
+def description(
+    settings: Any, observation: Space[Any], action: Space[Any], stacks: Sequence[int], env: Any
+) -> dict[str, Any]:
+    """Return the description of a policy of an agent with ``settings``.
+
+    Args:
+        observation, action: spaces of one environment.  stacks: frames that the environment stacks.
+        env: settings of the environment that it was trained in; None: not known.
+    """
+    return {
+        "sharpwave": sw.__version__,
+        "agent": to_table(settings),
+        "observation": space_table(observation),
+        "action": space_table(action),
+        "stacks": [*stacks],
+        "env": None if env is None else to_table(env),
+    }
+
+
+def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Load a file that ``save`` wrote.  Raises: ValueError, NewerVersionError."""
+    try:
+        weights, figures = load_policy(path)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"policy {str(path)!r} does not exist; give a run's folder, as 'sharpwave train' prints it, or what "
+            "Policy.save wrote"
+        ) from error
+    except OSError as error:
+        raise ValueError(f"policy {str(path)!r} cannot be read: {error}") from error
+    if not isinstance(figures.get(POLICY), dict):
+        raise ValueError(
+            f"policy {str(path)!r} does not say which agent it is of: an earlier one wrote it; load its run's folder"
+        )
+    return weights, figures
+
+
+def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Load a folder that ``save`` wrote.  Raises: ValueError, NewerVersionError."""
+    weights, figures = read_file(path / WEIGHTS)
+    try:
+        content = read_regular(path / DESCRIPTION, MAX_DESCRIPTION_BYTES)
+        values = json.loads(content)
+        files.check_version(path / DESCRIPTION, values)
+        if content != sealed_json(values).encode():
+            raise ValueError("its checksum does not match: it was damaged or edited")
+        if json.dumps(values[POLICY], sort_keys=True) != json.dumps(figures[POLICY], sort_keys=True):
+            raise ValueError(f"it is of another policy than {WEIGHTS}")
+    except (OSError, *NO_STATE) as error:
+        raise ValueError(f"policy {str(path / DESCRIPTION)!r} cannot be loaded: {error}") from error
+    return weights, figures
+
+
+def describe_run(run: Path, recipe: Recipe, about: Any, trust: bool) -> dict[str, Any]:
+    """Return the description of a run's policies: its spaces by ``about`` or another of its policy files, or, where
+    none has them, by its environment; the rest by its settings."""
+    for name in (files.LAST, files.BEST):
+        if not isinstance(about, dict):
+            with contextlib.suppress(OSError, ValueError):
+                about = load_policy(run / name)[1].get(POLICY)
+    if not isinstance(about, dict):
+        if not trust:
+            files.check_imports(run / files.CONFIG, recipe)
+        with contextlib.closing(recipe.env.make(1)) as env:
+            about = describe(recipe, env)[POLICY]
+    return {**about, "agent": to_table(recipe.agent), "env": to_table(recipe.env)}
+
+
+# The agent
+
+
+def agent_of(about: Mapping[str, Any], device: str, seed: int, weights: Mapping[str, Tensor] | None = None) -> Agent:
+    """Make the agent of a description, with ``weights``, without advancing torch's generators.
+
+    Raises:
+        NotRegisteredError, KeyError, TypeError, ValueError: the description is none, or the weights are not its own.
+    """
+    table, env = about["agent"], about["env"]
+    kind = registry.agent_class(table[KIND])
+    settings = from_table(kind.Settings(), table)
+    space = setup.seen_space(space_of(about["observation"]), about["stacks"])
+    spaces = Spaces(space, space_of(about["action"]), "the environment" if env is None else str(env["name"]))
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        if issubclass(kind, NetworkAgent):
+            _check_size(kind, spaces, settings, weights)
+        agent = kind(spaces, settings, device, seed)
+    if weights is not None:
+        agent.load_policy(weights)
+    return agent
+
+
+def _check_size(kind: type[NetworkAgent], spaces: Spaces, settings: Any, weights: Mapping[str, Tensor] | None) -> None:
+    """Check an agent's size, and that weights are its own, before memory is taken for it.  Raises: ValueError."""
+    try:
+        with torch.device("meta"), _counted():  # tensors without memory
+            found = tensors_of(kind(spaces, settings, "meta", 0).acting_modules(True))
+    except NotImplementedError:  # of a program's own network, for images
+        return
+    for name in found if weights is not None else ():
+        given = weights.get(name)  # type: ignore[union-attr]
+        if given is None or given.shape != found[name].shape:
+            said = "none" if given is None else f"shape {tuple(given.shape)}"
+            raise ValueError(f"weights {name}: got {said}, expected shape {tuple(found[name].shape)}, by its settings")
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[None]:
+    """Refuse networks that are too large, while inside.  Raises: ValueError."""
+    numbers = tensors = 0
+
+    def count(module: nn.Module, name: str, tensor: Tensor | None) -> None:
+        nonlocal numbers, tensors
+        if tensor is not None:
+            numbers, tensors = numbers + tensor.numel(), tensors + 1
+        if numbers > MAX_PARAMETERS or tensors > MAX_TENSORS:
+            raise ValueError(
+                f"its settings make an agent of more than {MAX_PARAMETERS:,} numbers or {MAX_TENSORS:,} tensors"
+            )
+
+    modules = torch.nn.modules.module
+    hooks = [
+        modules.register_module_parameter_registration_hook(count),
+        modules.register_module_buffer_registration_hook(count),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
