@@ -253,6 +253,7 @@ class Actors(test_masac.Oracle):
 @pytest.mark.parametrize(
     "changes", [{"replay": TransitionsSettings(n_step=2)}, {"own_rewards": True, "standardize_rewards": True}], ids=str
 )
+@pytest.mark.slow
 def test_updates_of_policies_are_those_of_the_equations(changes):
     torch.manual_seed(2)
     agent = MASAC(SPACES, MASAC.Settings(**BASE | {"target_entropy": 0.5} | changes))

@@ -105,6 +105,7 @@ def test_it_needs_the_convolutions_of_one_image():
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.slow
 def test_the_model_and_the_torso_learn_in_either_precision(precision):
     """Frames drift to the right or to the left, as the action says; the model finds out which."""
     torch.manual_seed(0)

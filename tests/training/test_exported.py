@@ -40,7 +40,13 @@ def check(policy, compute, count=ROWS):
             memory = {name: known[name] for name in memory}
 
 
-@pytest.mark.parametrize("kind", sorted(AGENTS))
+ALWAYS = ("dqn", "masac", "ppo", "r2d2", "rainbow", "sac")
+"""An algorithm of each family, which the default run exports, too."""
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in ALWAYS else pytest.param(kind, marks=pytest.mark.slow) for kind in sorted(AGENTS)]
+)
 def test_a_program_of_torch_acts_alike(kind, tmp_path):
     policy = policy_of(small_agent(kind))
     if kind in REFUSED:

@@ -53,8 +53,10 @@ def cartpoles(mode: AutoresetMode, kind: str = "sync", lanes: int = 3) -> Any:
     ("given", "arguments"),
     [
         ({"env": "CartPole-v1", "agent": "dqn", "batch_size": 16}, ["dqn", "--batch-size", "16"]),
-        ({"env": "CartPole-v1", "recipe": "cartpole"}, ["cartpole"]),
-        ({"env": "Pendulum-v1", "agent": sw.agents.SAC}, ["sac", "--env", "Pendulum-v1"]),
+        pytest.param({"env": "CartPole-v1", "recipe": "cartpole"}, ["cartpole"], marks=pytest.mark.slow),
+        pytest.param(
+            {"env": "Pendulum-v1", "agent": sw.agents.SAC}, ["sac", "--env", "Pendulum-v1"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_command_line_makes_the_same_run(given: dict[str, Any], arguments: list[str], tmp_path: Path) -> None:
@@ -255,6 +257,7 @@ print(run.summary["steps"])
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard(tmp_path: Path) -> None:
     """It works where no process is started, and else says what to do."""
     script = tmp_path / "script.py"
@@ -367,6 +370,7 @@ def test_a_run_has_its_policy_and_plays_it(tmp_path: Path) -> None:
     assert len(scores.scores) == 3
 
 
+@pytest.mark.slow
 def test_a_function_in_the_current_folder_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the command line, once it is trusted."""
     (tmp_path / "walks.py").write_text("import gymnasium\ndef make():\n    return gymnasium.make('CartPole-v1')\n")

@@ -55,6 +55,7 @@ def test_the_settings_are_those_of_the_paper() -> None:
     assert agent.ascends_mean and own.update_ratio == 20
 
 
+@pytest.mark.slow
 def test_a_goal_that_chance_does_not_find_is_learned_from_five_demonstrations(tmp_path: Path) -> None:
     trained = Trained(recipe(recorded(tmp_path / "demos")))
     assert isinstance(trained.view, DemonstratedReplay)

@@ -31,6 +31,7 @@ def weights(folder: Path) -> dict[str, Any]:
     return {name: one.tolist() for name, one in load_file(folder / "last.safetensors").items()}
 
 
+@pytest.mark.slow
 def test_seeds_are_trained_once_and_go_on(tmp_path: Path) -> None:
     """Each as by a call of its own."""
     first = sw.train_seeds(make_cartpole, "dqn", seeds=[4, 7], **SHORT, out=tmp_path / "seeds")
@@ -50,6 +51,7 @@ def test_seeds_are_trained_once_and_go_on(tmp_path: Path) -> None:
     assert "1 seeds; 4: " in repr(more) and more._repr_html_().count("<tr>") == 2
 
 
+@pytest.mark.slow
 def test_failures_are_told_by_seed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a name or a function that makes it"):
         sw.train_seeds(make_cartpole(), seeds=2, out=tmp_path / "seeds")
@@ -73,6 +75,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_interrupted_seeds_leave_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     running = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
