@@ -22,8 +22,9 @@ from safetensors.numpy import load_file
 
 import sharpwave as sw
 from sharpwave.envs.given import Given, GivenVector
+from sharpwave.training.front import chosen_recipe
 from sharpwave.training.logs import Display
-from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes import default_recipe, load_recipe
 
 SHORT: dict[str, Any] = {"steps": 400, "warmup_steps": 100, "threads": 1, "progress": False}
 
@@ -52,7 +53,7 @@ def cartpoles(mode: AutoresetMode, kind: str = "sync", lanes: int = 3) -> Any:
 @pytest.mark.parametrize(
     ("given", "arguments"),
     [
-        ({"env": "CartPole-v1", "agent": "dqn", "batch_size": 16}, ["dqn", "--batch-size", "16"]),
+        ({"env": "CartPole-v1", "agent": "dqn", "batch_size": 16}, ["dqn", "--set", "agent.replay.batch_size=16"]),
         pytest.param({"env": "CartPole-v1", "recipe": "cartpole"}, ["cartpole"], marks=pytest.mark.slow),
         pytest.param(
             {"env": "Pendulum-v1", "agent": sw.agents.SAC}, ["sac", "--env", "Pendulum-v1"], marks=pytest.mark.slow
@@ -79,15 +80,54 @@ def test_settings_of_an_algorithm_are_its_settings_in_the_run(tmp_path: Path) ->
     assert run.summary["updates"] > 0
 
 
-def test_without_an_agent_the_recipe_decides() -> None:
-    from sharpwave.training.front import chosen_recipe
+def chosen(env: Any, agent: Any = None, **given: Any) -> Any:
+    return chosen_recipe(env, agent, None, given)
 
-    assert chosen_recipe("CartPole-v1", None, None, {}) == ("gymnasium", load_recipe("gymnasium"))
-    name, pong = chosen_recipe("pong", None, None, {})
-    assert (name, pong) == ("atari", load_recipe("atari").override(env="pong"))
-    name, rainbow = chosen_recipe("pong", "rainbow", None, {})
-    assert rainbow == load_recipe("rainbow").override(env="pong")
-    assert chosen_recipe("CartPole-v1", "rainbow", None, {})[1].agent == sw.agents.Rainbow.Settings()
+
+def test_without_an_agent_the_environment_decides() -> None:
+    assert chosen("CartPole-v1") == ("cartpole", load_recipe("cartpole"), "made for CartPole-v1")
+    assert chosen("pong")[:2] == ("pong", load_recipe("pong"))
+    assert chosen("seaquest")[:2] == ("atari", load_recipe("atari").override(env="seaquest"))
+    assert chosen("Acrobot-v1")[:2] == ("gymnasium", load_recipe("gymnasium").override(env="Acrobot-v1"))
+    assert chosen("Pendulum-v1")[:2] == ("sac", load_recipe("sac").override(env="Pendulum-v1"))
+    assert chosen("sharpwave/Meeting-v0")[:2] == ("qmix", load_recipe("qmix").override(env="sharpwave/Meeting-v0"))
+    made = gymnasium.make("Pendulum-v1")
+    assert [chosen(env)[0] for env in (made, make_cartpole, cartpoles(AutoresetMode.SAME_STEP), make_pong)] == [
+        "sac",
+        "gymnasium",
+        "gymnasium",
+        "atari",
+    ]
+
+
+def test_a_recipe_for_games_counts_in_games_only() -> None:
+    assert chosen("pong", "rainbow")[1] == load_recipe("rainbow").override(env="pong")
+    assert chosen("CartPole-v1", "rainbow")[1].agent == sw.agents.Rainbow.Settings()
+
+
+def test_an_algorithm_learns_in_short_runs_too() -> None:
+    usual = default_recipe("dqn").override(env="CartPole-v1")
+    assert chosen("CartPole-v1", "dqn")[1] == usual  # a million steps
+    recipe = chosen("CartPole-v1", "dqn", steps=4_000)[1]
+    agent = recipe.agent
+    assert (recipe.training.warmup_steps, agent.exploration.steps, agent.target_every) == (200, 1_000, 80)
+    assert recipe.evaluation.evaluate_every == 800
+    sac = chosen("Pendulum-v1", "sac", steps=5_000)[1]
+    assert (sac.training.warmup_steps, sac.agent.random_steps) == (250, 250)
+    # Long runs, what is given, a recipe in its own environment and recipes by name stay as they are.
+    assert chosen("CartPole-v1", "dqn", steps=400_000)[1].training.warmup_steps == 10_000
+    assert chosen("Pendulum-v1", sw.agents.SAC.Settings(random_steps=7), steps=5_000)[1].agent.random_steps == 7
+    given = {"steps": 4_000, "warmup_steps": 10_000, "epsilon_steps": 250_000, "target_every": 8_000}
+    found = chosen("CartPole-v1", "dqn", **given, evaluate_every=50_000)[1]
+    assert found == usual.override(steps=4_000)
+    assert chosen("HalfCheetah-v5", "sac", steps=9_000)[1] == load_recipe("sac").override(steps=9_000)
+    by_name = chosen_recipe("Acrobot-v1", None, "gymnasium", {"steps": 4_000})[1]
+    assert by_name == load_recipe("gymnasium").override(env="Acrobot-v1", steps=4_000)
+
+
+def test_a_choice_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sw.train("Acrobot-v1", steps=16, out=tmp_path / "run")
+    assert "Recipe gymnasium, for discrete actions, by dqn; agent= or recipe= choose another" in capsys.readouterr().out
 
 
 class Walk(gymnasium.Env[Any, Any]):
@@ -191,7 +231,8 @@ def test_a_vector_that_resets_all_lanes_together_is_refused(tmp_path: Path) -> N
 
 def test_an_environment_is_trained_in_and_stays_open(tmp_path: Path) -> None:
     env = Closing(make_cartpole())
-    run = sw.train(env, **SHORT | {"steps": 900}, out=tmp_path / "run", evaluate_every=500, evaluate_from=0.0)
+    asked: dict[str, Any] = {"evaluate_every": 500, "evaluate_from": 0.0, "epsilon_steps": 20_000}
+    run = sw.train(env, **SHORT | {"steps": 900}, **asked, out=tmp_path / "run")
     assert not env.closed
     assert run.summary["evaluations"] >= 1 and len(run.summary["final"]["scores"]) == 30
     assert run.summary["episodes"] < env.resets <= run.summary["episodes"] + 4  # its episodes are training's only
@@ -280,8 +321,9 @@ def test_given_objects_are_not_sent_to_processes() -> None:
 
 def test_a_run_of_an_object_is_resumed_with_it(tmp_path: Path) -> None:
     """And is then as if it had not been interrupted."""
-    whole = sw.train(make_cartpole(), **SHORT | {"steps": 800}, checkpoint_every=400, out=tmp_path / "whole")
-    first = sw.train(make_cartpole(), **SHORT, checkpoint_every=400, out=tmp_path / "parts")
+    asked: dict[str, Any] = {"recipe": "gymnasium", "checkpoint_every": 400}
+    whole = sw.train(make_cartpole(), **SHORT | {"steps": 800}, **asked, out=tmp_path / "whole")
+    first = sw.train(make_cartpole(), **SHORT, **asked, out=tmp_path / "parts")
     opened = sw.TrainingRun.open(first.folder)
     with pytest.raises(ValueError, match=r"'CartPole-v1' was an object of the program .*resume\(env=\.\.\.\)"):
         opened.resume(steps=800, progress=False)
@@ -308,7 +350,7 @@ def test_the_figures_of_a_run_are_a_table(tmp_path: Path) -> None:
     assert metrics["event"] == [line["event"] for line in lines]
     episodes, reports = metrics.of("episode"), metrics.of("report")
     assert episodes["reward"] == [line["reward"] for line in lines if line["event"] == "episode"]
-    assert reports["steps"] == [100, 200, 300, 400] and reports["learner.learning_rate"][0] == 5e-4
+    assert reports["steps"] == [100, 200, 300, 400] and reports["learner.learning_rate"][0] == 2e-3
     assert "reward" not in reports and set(metrics.to_dict()) == set(metrics)
     frame = reports.to_pandas()
     assert frame["updates"].tolist() == reports["updates"] and len(metrics.to_pandas()) == len(lines)

@@ -14,7 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from sharpwave.agents.registry import is_known
 from sharpwave.cli.output import console, settings_table, summary_table
-from sharpwave.configuration import Leaf, choices, leaves
+from sharpwave.configuration import Leaf, changed, choices, leaves
 from sharpwave.escaping import printable
 from sharpwave.training.recipes import OFFLINE, default_recipe, load_recipe, recipe_names
 from sharpwave.training.recipes.recipe import Atari, resumable
@@ -245,7 +245,7 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
         trust: TRUST = False,
         **values: Any,
     ) -> None:
-        from sharpwave.training.recipes.settings_files import check_effects, read_recipe, with_values
+        from sharpwave.training.recipes.settings_files import check_effects, read_recipe, values_of
 
         # Compared by name: typer vendors click, so click's own enum is another one.
         given = {key: value for key, value in values.items() if ctx.get_parameter_source(key).name == "COMMANDLINE"}  # type: ignore[union-attr]
@@ -253,7 +253,10 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
         if (updates := given.pop("updates", None)) is not None:
             given["steps"] = updates
         chosen = recipe if config is None else read_recipe(config, recipe, trust=trust)[1]
-        chosen = with_values(chosen, set_values, **given)
+        changes = values_of(chosen, set_values, **given)
+        if config is None and is_known(name):
+            chosen = fitted_to(name, chosen, changes)
+        chosen = chosen.change(changes)
         if config is not None:
             check_effects(config, None if alone else recipe, chosen)
         train(name, chosen, out)
@@ -266,6 +269,14 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
         with_options(command, options)
     )
     return typer.main.get_command(single)
+
+
+def fitted_to(name: str, recipe: Recipe, changes: Mapping[tuple[str, ...], Any]) -> Recipe:
+    """Return an algorithm's settings for a run of ``changes``, as ``sharpwave.train`` has them."""
+    from sharpwave.training.recipes.suited import fitted, is_general
+
+    env = changed(recipe.env, {path[1:]: value for path, value in changes.items() if path[0] == "env"})
+    return fitted(recipe, changes) if not recipe.offline and is_general(name, env) else recipe
 
 
 def option(leaf: Leaf, *, optional: bool = False) -> Any:

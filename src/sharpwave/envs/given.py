@@ -125,6 +125,15 @@ class Given:
             self.name = environment_name(self._first)
         return lanes_of(self._first) if is_vector(self._first) else None
 
+    def spaces(self) -> tuple[Any, Any]:
+        """Return the observation and the action space of one environment; a factory may be called for it."""
+        made = self.object or self._first or self._made()
+        if self.object is None and self._first is None:
+            made.close()
+        if is_vector(made):
+            return made.single_observation_space, made.single_action_space
+        return made.observation_space, made.action_space
+
     def make(
         self, usual: int, lanes: int | None, stack: int, action_masks: bool, *, render: bool = False
     ) -> VectorEnv[Any, Any, Any]:

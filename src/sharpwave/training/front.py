@@ -13,12 +13,14 @@ from typing import Any
 from rich.console import Console
 
 from sharpwave.agents import registry
+from sharpwave.configuration import leaves
 from sharpwave.envs import games
-from sharpwave.envs.given import NOT_ANEW
+from sharpwave.envs.given import NOT_ANEW, Given
 from sharpwave.training.callbacks import Callback, MakeActorCallback
 from sharpwave.training.own_environments import with_environment, without_evaluations
 from sharpwave.training.recipes import default_recipe, load_recipe, recipe_names
 from sharpwave.training.recipes.recipe import Atari, OwnEnvironment, Recipe
+from sharpwave.training.recipes.suited import fitted, is_general, suited
 from sharpwave.training.results import TrainingRun
 from sharpwave.training.run import run
 
@@ -44,10 +46,11 @@ def train(
             of any autoreset mode, ale-py's and EnvPool's included; or a function that makes one, called without
             arguments, or with ``num_envs`` if it has that parameter. None: the recipe's.
         agent: an algorithm by name (``"sac"``), its settings (``agents.SAC.Settings(...)``), or its class. Settings
-            that are not given are those of ``sharpwave train NAME``; where that is a recipe for Atari games and ``env``
-            is none, or the other way round, they are the algorithm's defaults. None: the recipe's.
-        recipe: a recipe by name (``"cartpole"``), or a ``Recipe``, whose settings apply where none are given. None, and
-            no ``agent`` either: ``"gymnasium"``, for Atari games ``"atari"``, which are DQNs.
+            that are not given are those of ``sharpwave train NAME``, its warm-up and schedules shortened for runs of
+            few ``steps``; where that is a recipe for Atari games and ``env`` is none, or the other way round, they are
+            the algorithm's defaults. None: the recipe's.
+        recipe: a recipe by name (``"cartpole"``), or a ``Recipe``, whose settings apply where none are given, as they
+            are. None, and no ``agent`` either: one that suits the environment, which is printed.
         steps: environment steps to make in all, of all environments. seed: of environments, exploration, network and
             sampling. actors: processes that step environments while this one learns. None: the recipe's.
         out: the run's folder; None: ``runs/<name>-<time>-<seed>``.
@@ -75,9 +78,12 @@ def train(
     """
     given = {"steps": steps, "seed": seed, "actors": actors}
     settings |= {name: value for name, value in given.items() if value is not None}
-    name, chosen = chosen_recipe(env, agent, recipe, settings)
+    name, chosen, why = chosen_recipe(env, agent, recipe, settings)
     check_guarded(chosen)
     console = Console(quiet=not progress)
+    if why:
+        choice = "agent= or recipe= choose another"
+        console.print(f"Recipe {name}, {why}, by {chosen.agent.kind}; {choice}", soft_wrap=True, highlight=False)
     if isinstance(chosen.env, OwnEnvironment) and not chosen.env.given.repeatable:
         chosen = without_evaluations(chosen, set(settings))
         console.print(
@@ -89,30 +95,46 @@ def train(
     return run(name, chosen, folder, console, callbacks=callbacks, actor_callbacks=actor_callbacks)
 
 
-def chosen_recipe(env: Any, agent: Any, recipe: str | Recipe | None, settings: dict[str, Any]) -> tuple[str, Recipe]:
-    """Return the name and the recipe of a run of ``train``.  Raises: ValueError."""
+def chosen_recipe(
+    env: Any, agent: Any, recipe: str | Recipe | None, settings: dict[str, Any]
+) -> tuple[str, Recipe, str]:
+    """Return the name and the recipe of a run of ``train``, and what it was chosen by if nobody named it.
+
+    Raises: ValueError.
+    """
+    lanes, actors, why = settings.get("num_envs"), settings.get("actors"), ""
     atari = None if env is None else isinstance(env, str) and env in games()
+    if env is not None and not isinstance(env, str):
+        env = Given(env)
     if isinstance(recipe, Recipe):
         name, base = recipe.agent.kind, recipe
     elif recipe is not None:
         name, base = recipe, _recipe(recipe)
-    elif agent is None:
-        name = "atari" if atari else "gymnasium"
-        base = load_recipe(name)
-    else:
+    elif agent is not None:
         name = _kind(agent)
         base = _of_algorithm(name, atari)
+    elif env is None:
+        raise ValueError("env: got none, expected an environment, as 'CartPole-v1', or recipe=")
+    else:
+        usual = load_recipe("atari" if atari else "gymnasium")
+        name, base, why = suited(with_environment(usual, env, lanes, actors).env)
     if recipe is None and env is None and not base.offline:
         raise ValueError("env: got none, expected an environment, as 'CartPole-v1', or recipe=")
+    given: dict[tuple[str, ...], Any] = {}
     if agent is not None:
         kind = _kind(agent)
+        usual = registry.agent_settings(kind)()
         if _is_settings(agent):
             base = dataclasses.replace(base, agent=agent)
+            before = {one.path: one.value for one in leaves(usual)}
+            given |= {("agent", *one.path): one.value for one in leaves(agent) if before.get(one.path) != one.value}
         elif base.agent.kind != kind:
-            base = dataclasses.replace(base, agent=registry.agent_settings(kind)())
+            base = dataclasses.replace(base, agent=usual)
     if env is not None:
-        base = with_environment(base, env, settings.get("num_envs"), settings.get("actors"))
-    return name, base.override(**settings)
+        base = with_environment(base, env, lanes, actors)
+    if recipe is None and not base.offline and is_general(name, base.env):
+        base = fitted(base, given | base.paths(settings))
+    return name, base.override(**settings), why
 
 
 def check_guarded(recipe: Recipe, *, starts: bool = False) -> None:

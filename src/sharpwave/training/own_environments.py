@@ -34,7 +34,7 @@ def with_environment(recipe: Recipe, env: Any, lanes: int | None = None, actors:
     """
     if isinstance(env, str):
         return replace(recipe, env=_by_name(recipe.env, env))
-    given = Given(env)
+    given = env if isinstance(env, Given) else Given(env)
     expected = _lanes(given, recipe.actors.count if actors is None else actors)
     if lanes is not None and expected is not None and lanes != expected:
         raise ValueError(

@@ -116,7 +116,7 @@ def train_seeds(
     if not wanted or len({*wanted}) != len(wanted) or processes < 1:
         raise ValueError(f"got seeds={seeds!r} and processes={processes}, expected seeds that differ, and a process")
     settings |= {} if steps is None else {"steps": steps}
-    name, base = chosen_recipe(env, agent, recipe, {"threads": 1} | settings)
+    name, base, _ = chosen_recipe(env, agent, recipe, {"threads": 1} | settings)
     check_guarded(base, starts=True)
     if base.actors.count or base.evaluation.evaluate_beside:
         raise ValueError("train_seeds: got --actors or --evaluate-beside, expected neither: a seed has one process")

@@ -141,6 +141,11 @@ def with_values(recipe: Recipe, assignments: Sequence[str], **options: Any) -> R
     Raises:
         ValueError: an assignment of another form, an unknown setting, or an invalid value.
     """
+    return recipe.change(values_of(recipe, assignments, **options))
+
+
+def values_of(recipe: Recipe, assignments: Sequence[str], **options: Any) -> dict[tuple[str, ...], Any]:
+    """Return the changes of ``with_values`` by path.  Raises: ValueError: as there."""
     changes = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -148,4 +153,4 @@ def with_values(recipe: Recipe, assignments: Sequence[str], **options: Any) -> R
             raise ValueError(f"--set: got {assignment!r}, expected key=value, as agent.lr=1e-4")
         found = leaf(recipe, key.strip())
         changes[found.path] = parsed(found, text.strip())
-    return recipe.change(changes | recipe.paths(options))
+    return changes | recipe.paths(options)
