@@ -1,11 +1,13 @@
 """Averages of networks: hard copies and moving averages of weights."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from sharpwave.agents.learner import move_towards
+from sharpwave.agents.learner import clip, move_towards
 
 from .linear import make_dqn
 
@@ -89,3 +91,18 @@ def test_actors_explore_by_the_network_itself():
     agent.learn(Batch(0), 0)
     assert torch.equal(agent.policy_tensors(explore=True)["policy.weight"], agent.online.weight)
     assert not torch.equal(agent.policy_tensors()["policy.weight"], agent.online.weight)
+
+
+@pytest.mark.parametrize("limit", [0.1, 100.0])
+def test_gradients_are_clipped_as_by_torch_to_the_bit(limit):
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3), nn.Linear(3, 2))  # the last one has no gradient
+    layers[:2](torch.randn(4, 7)).square().sum().backward()
+    parameters, theirs = [*layers.parameters()], [*deepcopy(layers).parameters()]
+    for own, other in zip(parameters[:4], theirs[:4], strict=True):
+        assert own.grad is not None
+        other.grad = own.grad.clone()
+    clip(parameters, limit)
+    torch.nn.utils.clip_grad_norm_(theirs, limit)
+    ours, expected = ([one.grad for one in group if one.grad is not None] for group in (parameters, theirs))
+    assert len(ours) == len(expected) == 4 and all(map(torch.equal, ours, expected))

@@ -27,7 +27,8 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 from sharpwave.agents.action_distributions import BOUNDS, Held, policy_for
@@ -180,7 +181,7 @@ class ActorCritic(NetworkAgent):
     def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         if self.settings.optimizer == "rmsprop":  # with the constants of Mnih et al. (2016), section 8
             return torch.optim.RMSprop(parameters, lr=self.settings.lr, alpha=0.99, eps=1e-5)
-        return torch.optim.Adam(parameters, lr=self.settings.lr, eps=1e-5)
+        return torch.optim.Adam(parameters, lr=self.settings.lr, eps=1e-5, fused=True)
 
     # act
 
@@ -200,10 +201,11 @@ class ActorCritic(NetworkAgent):
 
     # learn
 
-    def clipped(self) -> list[nn.Module]:
-        """Return the modules whose gradients are clipped: apart, as a value's errors are of another size, or as one."""
-        networks = [self.policy, self.value]
-        return [nn.ModuleList(networks)] if self.settings.clip_together else networks
+    @cached_property
+    def clipped(self) -> list[list[nn.Parameter]]:
+        """Parameters whose gradients are clipped: each network's, as a value's errors are of another size, or all."""
+        networks = [[*network.parameters()] for network in self.trained().values()]
+        return [[*chain(*networks)]] if self.settings.clip_together else networks
 
     def see(self, batch: Any) -> Seen:
         """Look at a batch of windows with the present networks."""
@@ -261,7 +263,7 @@ class ActorCritic(NetworkAgent):
     def update(self, batch: Any) -> dict[str, Tensor]:
         """Make the steps of the optimizer from a batch; return metrics."""
         loss, metrics = self.loss(batch)
-        self.minimize(loss, *self.clipped())
+        self.minimize(loss, *self.clipped)
         return {"loss": loss.detach(), **metrics}
 
     def rewards(self, batch: Any) -> Tensor:

@@ -137,16 +137,16 @@ class Gaussian:
         return state._replace(age=state.age + 1)
 
     def choose(self, predicted: Tensor, rng: np.random.Generator | None, held: Held | None = None) -> Chosen:
-        normal = predicted[:, : 2 * self.size]
-        mean, log_std = (part.cpu().numpy() for part in normal.chunk(2, dim=-1))
+        values: npt.NDArray[np.float32] = predicted.cpu().numpy()
+        mean, log_std = values[:, : self.size], values[:, self.size : 2 * self.size]
         if rng is None:
             noise = np.zeros_like(mean)
         elif held is None:
             noise = np.exp(log_std) * rng.standard_normal(mean.shape, np.float32)
         else:
-            noise = (predicted[:, 2 * self.size :].cpu().numpy().reshape(held.noise.shape) * held.noise).sum(axis=1)
+            noise = (values[:, 2 * self.size :].reshape(held.noise.shape) * held.noise).sum(axis=1)
         raw = (mean + noise).astype(np.float32, copy=False)
-        density = normal_log_density(normal, torch.from_numpy(raw).to(predicted.device)).cpu().numpy()
+        density = _log_density((raw - mean) * np.exp(-log_std), log_std)
         numbers = raw.reshape(-1, *self.box.shape)
         if self._squashed.any():
             numbers = np.where(self._squashed, np.tanh(numbers), numbers)
@@ -187,5 +187,10 @@ def normal_log_density(predicted: Tensor, numbers: Tensor) -> Tensor:
     """Return the log density [...] of numbers [..., n] by normal distributions of (mean, log deviation) [..., 2n]."""
     mean, log_std = predicted.chunk(2, dim=-1)
     assert mean.shape == numbers.shape, (mean.shape, numbers.shape)
-    distance = (numbers - mean) * (-log_std).exp()
-    return (-0.5 * distance * distance - log_std - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
+    density: Tensor = _log_density((numbers - mean) * (-log_std).exp(), log_std)
+    return density
+
+
+def _log_density(distance: Any, log_std: Any) -> Any:
+    """Return the log density [...] of numbers so many deviations from their means [..., n]: arrays or tensors."""
+    return (-0.5 * distance * distance - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)

@@ -67,9 +67,10 @@ class StateNoiseHead(GaussianHead):
         self.log_std = nn.Parameter(torch.full((features, size), log_std))
 
     def forward(self, features: Tensor) -> Tensor:
-        parts = features.detach().unsqueeze(-1) * self.log_std.exp()
-        deviation = (parts.square().sum(dim=-2) + 1e-6).sqrt()
-        return torch.cat([self.mean(features), deviation.log(), parts.flatten(-2)], dim=-1)
+        held, deviation = features.detach(), self.log_std.exp()
+        log_deviation = 0.5 * (held.square() @ deviation.square() + 1e-6).log()
+        parts = held.unsqueeze(-1) * deviation.detach()  # for acting, which takes no gradient
+        return torch.cat([self.mean(features), log_deviation, parts.flatten(-2)], dim=-1)
 
 
 def small_layer(features: int, outputs: int) -> nn.Linear:

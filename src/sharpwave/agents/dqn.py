@@ -161,7 +161,7 @@ class QAgent(NetworkAgent):
     def learn(self, batch: Any, step: int) -> Learned:
         self.optimizer.param_groups[0]["lr"] = self.learning_rate(step)
         loss, td_error = self.loss(batch)
-        self.minimize(loss, *self.trained().values())
+        self.minimize(loss, *(network.parameters() for network in self.trained().values()))
         return Learned(td_error, {"loss": loss.detach(), **self.measured})
 
     def schedules(self, step: int) -> dict[str, float]:

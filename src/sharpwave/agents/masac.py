@@ -176,7 +176,7 @@ class MASAC(TeamAgent):
         loss = (weights * 0.5 * error.square().sum(dim=0).mean(dim=1))[real].mean()
         policy_loss, entropy = self.policy_loss(seen, logits, known, real)
         metrics = {"loss": loss.detach(), "entropy": entropy, "temperature": self.temperature()}
-        self.minimize(loss + policy_loss, self.critics, self.policy)
+        self.minimize(loss + policy_loss, self.critics.parameters(), self.policy.parameters())
         move_towards(self.target, self.critics, self.settings.target_tau)
         td_error = error.detach().mean(dim=(0, 2)) * real
         return Learned(td_error.reshape(batch.mask.shape) if self.settings.recurrent else td_error, metrics)

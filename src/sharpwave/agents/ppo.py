@@ -138,10 +138,6 @@ class PPO(DistillingAgent, ActorCritic):
     def modules(self) -> dict[str, nn.Module]:
         return super().modules() | ({} if self.distillation is None else {"novelty_scale": self.novelty_scale})
 
-    def clipped(self) -> list[nn.Module]:
-        networks = [self.policy, self.value, *([] if self.distillation is None else [self.novelty_value])]
-        return [nn.ModuleList(networks)] if self.settings.clip_together else networks
-
     def state(self) -> dict[str, Any]:
         return super().state() | ({} if self.distillation is None else {"novelty": self.novelty_scale.carried()})
 
@@ -229,7 +225,7 @@ class PPO(DistillingAgent, ActorCritic):
                 limit = settings.target_divergence
                 if limit is not None and metrics["divergence"].item() > 1.5 * limit:
                     break
-                self.minimize(loss, *self.clipped())
+                self.minimize(loss, *self.clipped)
                 if self.distillation is not None:
                     kept[-1]["novelty_loss"] = self.learn_novelty(minibatch.next_obs)
             else:
@@ -251,7 +247,8 @@ class PPO(DistillingAgent, ActorCritic):
         if settings.standardize_advantages and len(advantage) > 1:
             advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         policy_loss = clipped_surrogate(ratio, advantage, self._clip).mean()
-        value_loss, entropy = 0.5 * (target - value).square().mean(), self.distribution.entropy(predicted).mean()
+        value_loss = 0.5 * (target - value).square().mean()
+        entropy = self.distribution.entropy(predicted if settings.entropy_cost else predicted.detach()).mean()
         if steps.novelty is not None:
             error = steps.novelty.sum(dim=1) - self.novelty_value(inputs).squeeze(1)
             value_loss = value_loss + 0.5 * error.square().mean()

@@ -364,7 +364,7 @@ class VDN(TeamAgent):
 
     def learn(self, batch: Any, step: int) -> Learned:
         loss, td_error = self.window_loss(batch) if self.settings.recurrent else self.loss(batch)
-        self.minimize(loss, self.online)
+        self.minimize(loss, self.online.parameters())
         move_towards(self.target, self.online, self.settings.target_tau)
         return Learned(td_error, {"loss": loss.detach()})
 
