@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from torch import nn
 
 import sharpwave as sw
@@ -182,6 +182,26 @@ def test_bfloat16_stays_close():
     exact, _ = gradient_of(linear_agent(), batch())
     rounded, _ = gradient_of(linear_agent(precision="bfloat16"), batch())
     torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "expected"),
+    [
+        ((4, 42, 42), {}, "bfloat16"),
+        ((84, 84, 3), {"network": "nature"}, "bfloat16"),
+        ((10, 10, 4), {}, "float32"),
+        ((8,), {}, "float32"),
+        ((4, 42, 42), {"network": "mlp"}, "float32"),
+        ((4, 42, 42), {"precision": "float32"}, "float32"),
+        ((8,), {"precision": "bfloat16"}, "bfloat16"),
+    ],
+)
+def test_large_images_are_computed_in_bfloat16(monkeypatch, shape, settings, expected):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    space = Box(0, 255, shape, np.uint8)
+    for seen in (space, Dict(seen=space, more=Box(-1, 1, (3,)))):
+        agent = DQN(Spaces(seen, Discrete(2)), DQN.Settings(hidden_units=8, **settings))
+        assert agent.precision == expected
 
 
 def test_saved_tensors_bring_the_same_agent_back():

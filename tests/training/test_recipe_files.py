@@ -94,7 +94,7 @@ def test_config_json_of_a_run_is_read_back(tmp_path):
         (
             "a.toml",
             "[agent]\nlearning_rate = 1",
-            r"\.learning_rate \(did you mean agent\.lr or .*\?\), expected .*agent\.lr,",
+            r"\.learning_rate \(did you mean agent\.lr\?\), expected .*agent\.lr,",
         ),
         ("a.toml", "", "it is empty, expected settings, as recipe ="),
         ("a.yaml", "# nothing\n", "it is empty"),

@@ -34,7 +34,7 @@ class NoveltySettings:
     )
     novelty_size: int = setting(64, "number of random features", EXPLORATION, at_least=1)
     novelty_lr: float = setting(
-        1e-4, "learning rate of their predictor", EXPLORATION, flag="--novelty-learning-rate", above=0
+        1e-4, "their predictor's learning rate", EXPLORATION, flag="--novelty-learning-rate", above=0
     )
 
     def unused_novelty(self) -> Iterator[tuple[str, str]]:

@@ -63,7 +63,9 @@ class NetworkAgent(Agent):
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         self.spaces, self.settings = spaces, settings or self.Settings()
         self.device = pick_device(device)
-        self._precision = pick_precision(getattr(self.settings, "precision", "float32"), self.device)
+        precision = getattr(self.settings, "precision", "float32")
+        needless = precision == "auto" and not self.rounding_pays
+        self._precision = pick_precision("float32" if needless else precision, self.device)
         self._rng = np.random.default_rng(seed)
         self._followers: dict[str, nn.Module] = {}
         self.build()
@@ -74,6 +76,11 @@ class NetworkAgent(Agent):
     @property
     def precision(self) -> str:
         return self._precision
+
+    @property
+    def rounding_pays(self) -> bool:
+        """Whether precision "auto" may be bfloat16 over these observations, whose updates are then faster."""
+        return True
 
     # networks
 
