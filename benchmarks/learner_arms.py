@@ -19,6 +19,7 @@ class Arm:
         seeds: those that are run unless ``--seeds`` names others: none that a setting was chosen by.
         peer: another library's agent in the recipe's environment, for as many steps: arguments of
             ``learner_peers.trained``; of ``{}`` it is Stable-Baselines3's with the recipe's settings. None: ours.
+        fitted: the recipe is an algorithm's name, whose own settings suit the run's length, as in ``sw.train``.
     """
 
     recipe: str
@@ -27,6 +28,7 @@ class Arm:
     epsilon: float = EPSILON
     seeds: tuple[int, ...] = (101, 102, 103, 104, 105)
     peer: dict[str, Any] | None = None
+    fitted: bool = False
 
 
 FOUR_FRAMES = {
@@ -279,8 +281,29 @@ for (_env, _agent), (_lanes, _normalize, _settings) in ZOO.items():
             PEER + _agent: Arm(f"{_env}-{_agent}", FIXED, seeds=(201, 202, 203, 204, 205), peer=_peer),
         }
     )
-GROUPS = {"minatar": [*MINATAR], "robots": [*ROBOTS], "classic": [*CLASSIC]}
+DEFAULTS = {
+    f"defaults-{env}-{agent}": {
+        who + agent: Arm(
+            agent,
+            {"env": env, "steps": steps, "threads": 1, "evaluate_every": 0},
+            epsilon=0.0,
+            seeds=(101, 102),
+            peer={"library": "sb3", "algorithm": agent.upper()} if who else None,
+            fitted=True,
+        )
+        for who in ("", PEER)
+    }
+    for env, agent, steps in (
+        ("CartPole-v1", "dqn", 20_000),
+        ("CartPole-v1", "ppo", 50_000),
+        ("Acrobot-v1", "dqn", 30_000),
+        ("LunarLander-v3", "dqn", 50_000),
+        ("Pendulum-v1", "sac", 5_000),
+    )
+}
+"""Short runs without any setting, beside Stable-Baselines3's own defaults."""
+GROUPS = {"minatar": [*MINATAR], "robots": [*ROBOTS], "classic": [*CLASSIC], "defaults": [*DEFAULTS]}
 """Tasks by the name that stands for all of them."""
-ASKED_FOR = OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS | MUJOCO | ROBOTS | CLASSIC | DEEP_SEA
+ASKED_FOR = OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS | MUJOCO | ROBOTS | CLASSIC | DEFAULTS | DEEP_SEA
 """Tasks that are made where they are asked for."""
 TASKS |= MINATAR | ASKED_FOR

@@ -3,7 +3,7 @@
     python benchmarks/learners.py [--tasks tmaze lock minatar lunarlander meeting two-step spread repeat-first
                                    memory-chain
                                    breakout seaquest qbert pong-fair cartpole cartpole-stale minatar-ppo
-                                   halfcheetah inverted-pendulum hopper deep-sea deep-sea-10 robots classic]
+                                   halfcheetah inverted-pendulum hopper deep-sea deep-sea-10 robots classic defaults]
                                   [--peers] [--sbx PYTHON] [--agents NAME ...] [--seeds 401 402 ...]
                                   [--minutes M] [--at-a-time 2] [--runs FOLDER] [--out FILE]
     python benchmarks/learners.py --random breakout qbert seaquest pong
@@ -22,9 +22,10 @@ runs have a fixed length, and their last policies are measured.
 a quarter of an hour of one core, or 15,000 of the pendulum, but of TD3; the last policies play 30 episodes, without
 noise. ``--agents "stable-baselines3 sac"``, or td3, has that library's learn with the same settings.
 ``robots``: five of them at 100,000 steps, with ``--peers`` beside SBX and Stable-Baselines3 with their own settings;
-``classic``: small tasks by PPO and A2C, beside Stable-Baselines3 with its zoo's settings. Ours are compared with the
-best peer of the task as ratios, by score and by score a minute. All arms begin with their first seeds, so that
-``--minutes``, after which no run begins, leaves a table to add to. Interrupted runs of ours go on, peers' begin again.
+``classic``: small tasks by PPO and A2C, beside Stable-Baselines3 with its zoo's settings; ``defaults``: short runs by
+each one's own defaults, whose last policies play 30 episodes. Ours are compared with the best peer of the task as
+ratios, by score and by score a minute. All arms begin with their first seeds, so that ``--minutes``, after which no run
+begins, leaves a table to add to. Interrupted runs of ours go on, peers' begin again.
 ``--random`` trains nothing: scores of true random play, whole games, every action of the game with equal probability.
 ``deep-sea``: exploration; but for the measurement's few random actions all 100 episodes of a policy are the same.
 """
@@ -42,7 +43,7 @@ from typing import Any
 
 import numpy as np
 import runner
-from learner_arms import ASKED_FOR, ATARI, GROUPS, MINATAR_AGENTS, MUJOCO, ROBOTS, SBX, TASKS
+from learner_arms import ASKED_FOR, ATARI, DEFAULTS, GROUPS, MINATAR_AGENTS, MUJOCO, ROBOTS, SBX, TASKS
 from matplotlib.figure import Figure
 
 from sharpwave.bench.learning_runs import (
@@ -68,12 +69,15 @@ def recipe_of(task: str, agent: str, seed: int, folder: Path) -> Recipe:
     """Return the recipe of a run, with the arm's changes; demonstrations are recorded into ``folder``."""
     import learner_tasks as tasks
 
+    from sharpwave.training.front import chosen_recipe
     from sharpwave.training.recipes import load_recipe
 
     arm = TASKS[task][agent]
     here = {"demonstrated-dqn": tasks.DEMONSTRATED, "stale-impala": tasks.STALE}
-    recipe = here[arm.recipe] if arm.recipe in here else load_recipe(arm.recipe)
     changes = {name: one.format(seed=seed) if isinstance(one, str) else one for name, one in arm.changes.items()}
+    if arm.fitted:
+        return chosen_recipe(changes.pop("env"), arm.recipe, None, changes | {"seed": seed, "device": "cpu"})[1]
+    recipe = here[arm.recipe] if arm.recipe in here else load_recipe(arm.recipe)
     if arm.demonstrated:
         changes["demonstrations"] = str(tasks.demonstrations(recipe.override(**changes), folder, DEMONSTRATIONS))
     return recipe.override(seed=seed, device="cpu", **changes)
@@ -136,7 +140,7 @@ def commit() -> str:
 
 def episodes_of(task: str) -> int:
     """Return how many held-out episodes a task's runs are measured on; one of Freeway has 2,500 steps."""
-    return GAME_EPISODES if task.startswith("minatar") or task in ATARI | MUJOCO | ROBOTS else EPISODES
+    return GAME_EPISODES if task.startswith("minatar") or task in ATARI | MUJOCO | ROBOTS | DEFAULTS else EPISODES
 
 
 def print_table(lines: list[Line]) -> None:

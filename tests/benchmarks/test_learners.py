@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 import learners
-from learner_arms import CLASSIC, GROUPS, ROBOTS, TASKS
+from learner_arms import CLASSIC, DEFAULTS, GROUPS, ROBOTS, TASKS
 
 
 def line(task, agent, seed, score, minutes=2.0):
@@ -26,6 +26,18 @@ def test_peers_play_the_environment_of_our_recipe_for_as_many_steps(task, tmp_pa
         assert asked.get("num_envs", 1) == recipe.env.num_envs
         if "gamma" in asked["settings"]:
             assert asked["settings"]["gamma"] == recipe.agent.replay.gamma
+
+
+@pytest.mark.parametrize("task", DEFAULTS)
+def test_short_runs_learn_by_defaults_that_suit_their_length(task, tmp_path):
+    for agent, arm in TASKS[task].items():
+        recipe = learners.recipe_of(task, agent, 101, tmp_path)
+        steps = recipe.training.steps
+        assert (recipe.training.seed, steps) == (101, arm.changes["steps"])
+        assert recipe.training.warmup_steps == (0 if "ppo" in agent else steps // 20)
+        if arm.peer is not None:
+            asked = learners.asked_of_peer(task, agent, 101, tmp_path)
+            assert "settings" not in asked and (asked["env"], asked["steps"]) == (recipe.env.name, steps)
 
 
 @pytest.mark.parametrize("group", GROUPS)
