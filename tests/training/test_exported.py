@@ -1,5 +1,6 @@
 """Exported policies make the actions of their agents, from raw observations, for any number of them."""
 
+import os
 import sys
 from typing import Any
 
@@ -87,6 +88,23 @@ def test_what_cannot_be_exported(tmp_path, monkeypatch):
         policy.export(tmp_path / "it.onnx")
     assert f"needs onnx: {install('export')}" in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_a_full_disk_is_an_error_and_leaves_the_older_file(suffix, tmp_path):
+    resource = pytest.importorskip("resource")
+    if suffix == "onnx":
+        pytest.importorskip("onnxscript")
+    policy, path = policy_of(small_agent("sac")), tmp_path / f"it.{suffix}"
+    path.write_bytes(b"older")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, before[1]))  # fewer bytes than the program has
+    try:
+        with pytest.raises(OSError):
+            policy.export(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert os.listdir(tmp_path) == [path.name] and path.read_bytes() == b"older"
 
 
 def test_bfloat16_is_left_out(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from sharpwave.agents.learner import NetworkAgent, to_tensors
 from sharpwave.extras import install
-from sharpwave.training.atomic_files import replacing
+from sharpwave.training.atomic_files import replacing, write_bytes
 
 OBSERVATION, ACTION, NEXT = "obs", "action", "next_"
 """Names of the input of a policy that observes one array, of its first output, and what begins those of its memory."""
@@ -82,8 +83,10 @@ def traced(policy: Any) -> Iterator[tuple[torch.export.ExportedProgram, Acting]]
 
 def export_torch(policy: Any, path: Path) -> None:
     """Write a policy for ``torch.export.load``.  Raises: ValueError, OSError."""
-    with traced(policy) as (program, _), replacing(path) as partial:
-        torch.export.save(program, partial)
+    content = io.BytesIO()  # torch's writer of files ends the process where the disk is full
+    with traced(policy) as (program, _):
+        torch.export.save(program, content)
+    write_bytes(path, content.getvalue())
 
 
 def export_onnx(policy: Any, path: Path) -> None:
