@@ -1,6 +1,7 @@
 """Any Gymnasium environment with discrete actions trains, or says by name what is missing."""
 
 import io
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,28 @@ def test_it_trains_and_its_policy_plays(env, changes):
         assert len(scores) == 2
         vector.close()
     trained.close()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_an_episode_of_minatar_depends_on_its_seed_only(given):
+    """Its sticky action repeated, as an episode's first, the last one of the episode before: in one of ten here."""
+    import gymnasium
+
+    from sharpwave.envs.given import Given
+    from sharpwave.envs.gym import register_for
+
+    register_for("MinAtar/Breakout-v1")
+    name = "MinAtar/Breakout-v1"
+    made = Given(partial(gymnasium.make, name)).make(1, 1, 1, True) if given else make_env(name, num_envs=1)
+
+    def first_step(action_before, seed):
+        made.reset(seed=1)
+        made.step(np.array([action_before]))
+        made.reset(seed=seed)
+        return made.step(np.array([1]))[0].tobytes()
+
+    assert [first_step(0, seed) for seed in range(60)] == [first_step(2, seed) for seed in range(60)]
+    made.close()
 
 
 @pytest.mark.slow

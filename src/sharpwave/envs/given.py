@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from sharpwave.environment_kinds import kind_of
 from sharpwave.envs.action_masks import with_action_mask
-from sharpwave.envs.gym import flat_observations
+from sharpwave.envs.gym import flat_observations, with_whole_resets
 from sharpwave.nesting import map_leaves
 from sharpwave.teams import ACTION_MASK
 
@@ -191,7 +191,7 @@ def _self(made: Any) -> Any:
 
 def _together(made: list[Any], stack: int, action_masks: bool) -> VectorEnv[Any, Any, Any]:
     def wrapped(env: Any) -> Any:
-        env = flat_observations(env)
+        env = flat_observations(with_whole_resets(env))
         if stack > 1:
             env = gymnasium.wrappers.FrameStackObservation(env, stack_size=stack, padding_type="reset")
         return with_action_mask(env, in_infos=masks) if action_masks else env

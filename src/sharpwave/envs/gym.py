@@ -89,7 +89,7 @@ def make_gym(
     module, colon, _ = name.partition(":")
     if colon and os.getcwd() not in sys.path:  # last, so that no module in this folder hides an installed one
         sys.path.append(os.getcwd())
-    wrappers: list[Any] = [with_team, flat_observations]
+    wrappers: list[Any] = [with_team, with_whole_resets, flat_observations]
     if stack > 1:
         wrappers.append(partial(gymnasium.wrappers.FrameStackObservation, stack_size=stack, padding_type="reset"))
     if action_masks:  # outermost, so that masks are not stacked
@@ -148,6 +148,20 @@ def _check_rendering(name: str, env: VectorEnv[Any, Any, Any]) -> None:
         if "pygame" in str(error):  # Gymnasium suggests another package of that name, which hides ours
             raise ValueError(f"env {name!r} needs pygame for its pictures: {install('train')}") from error
         raise ValueError(f"env {name!r} can make no pictures: {error}") from error
+
+
+class _WholeResets(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """MinAtar game that forgets the last action at a reset. Else the sticky action may repeat that of the episode
+    before, and an episode would depend on more than its seed."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.unwrapped.game.last_action = 0  # type: ignore[attr-defined]
+        return super().reset(seed=seed, options=options)
+
+
+def with_whole_resets(env: gymnasium.Env[Any, Any]) -> Any:
+    """Wrap a MinAtar game so that its episodes depend on their seeds only; return others as they are."""
+    return _WholeResets(env) if type(env.unwrapped).__module__ == "minatar.gym" else env
 
 
 def flat_observations(env: gymnasium.Env[Any, Any]) -> Any:
