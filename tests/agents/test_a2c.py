@@ -190,6 +190,22 @@ def test_observations_are_normalized_after_the_update_in_which_they_were_learned
     assert (batch.step_reward[0, :3] == 1).all()
 
 
+def test_windows_of_several_epochs_are_measured_once_after_the_last():
+    """So that all epochs' inputs are those of the policy that acted. A restored agent goes on counting."""
+    replay = MinibatchSettings(batch_size=1, length=5, epochs=3, gamma=0.9)
+    settings = PPO.Settings(hidden_units=8, replay=replay, normalize_obs=True)
+    learner = PPO(SPACES, settings, seed=1)
+    batch, obs = played(learner, SPACES.action, 3, truncated=True)
+    learner.learn(batch, 0)
+    again = PPO(SPACES, settings, seed=2)
+    again.load(learner.state())
+    again.learn(batch, 0)
+    assert not again.inputs.mean.any() and again.inputs.count == 0
+    again.learn(batch, 0)
+    torch.testing.assert_close(again.inputs.mean, obs[:3].mean(dim=0))
+    assert again.inputs.count == 3 and again.state()["uses"] == []
+
+
 def test_a_window_s_end_bootstraps_from_the_observation_behind_it():
     settings = IMPALA.Settings(hidden_units=8, replay=RolloutSettings(batch_size=1, length=2, epochs=1, gamma=0.9))
     learner = IMPALA(SPACES, settings, seed=1)

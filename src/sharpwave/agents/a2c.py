@@ -38,7 +38,7 @@ from sharpwave.agents.learner import LearningRateSettings, NetworkAgent
 from sharpwave.agents.losses import lambda_returns, window_ends
 from sharpwave.agents.protocol import Acted, Learned, Obs
 from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK
-from sharpwave.agents.rollouts import LaneOrder, RolloutSettings
+from sharpwave.agents.rollouts import LaneOrder, RolloutSettings, WindowUses
 from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves
@@ -139,6 +139,7 @@ class ActorCritic(NetworkAgent):
             sde_every=settings.sde_every,
         )
         self.inputs = self.running_inputs() if settings.normalize_obs else self.make_inputs()
+        self.uses = WindowUses(settings.replay.times_sampled) if settings.normalize_obs else None
         self.reward_scale: Any = None
         if settings.normalize_reward:
             from sharpwave.agents.normalization import ReturnScale
@@ -256,8 +257,12 @@ class ActorCritic(NetworkAgent):
             reward = batch.step_reward.double().cpu().numpy()
             self.reward_scale.observe(LaneOrder.of_batch(batch), reward, ended)
         metrics = self.update(batch)
-        if self.settings.normalize_obs:  # afterwards: until now the policy was the one that acted
-            self.measure(map_leaves(lambda obs: obs[:, :-1][batch.mask], batch.obs))
+        if self.uses is not None:
+            # Only after a window's last epoch: until then its inputs are those of the policy that acted.
+            last = torch.from_numpy(self.uses.last(LaneOrder.of_batch(batch))).to(batch.mask.device)
+            measured = batch.mask & last.unsqueeze(1)
+            if measured.any():
+                self.measure(map_leaves(lambda obs: obs[:, :-1][measured], batch.obs))
         return Learned(None, metrics)
 
     def update(self, batch: Any) -> dict[str, Tensor]:
@@ -277,12 +282,15 @@ class ActorCritic(NetworkAgent):
         return super().modules() | ({} if self.reward_scale is None else {"reward_scale": self.reward_scale})
 
     def state(self) -> dict[str, Any]:
-        return super().state() | ({} if self.reward_scale is None else {"returns": self.reward_scale.carried()})
+        scaled = {} if self.reward_scale is None else {"returns": self.reward_scale.carried()}
+        return super().state() | scaled | ({} if self.uses is None else {"uses": self.uses.carried()})
 
     def load(self, state: Mapping[str, Any]) -> None:
         super().load(state)
         if self.reward_scale is not None:
             self.reward_scale.carry(state["returns"])
+        if self.uses is not None:
+            self.uses.carry(state["uses"])
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 Whole windows: reuse is the store's. ``sharpwave.Store.sequences(..., sampler=Fifo(), max_times_sampled=k)`` gives the
 oldest windows k times in a row, which are k epochs over one batch. Advantages are estimated again in every epoch, by
 the present value (Andrychowicz et al. 2021, What matters for on-policy deep actor-critic methods, section 3.5).
+Observations are measured once, after the last epoch.
 
 Minibatches (``--minibatch-size``): an update is a rollout: all windows that wait. Its advantages are estimated once,
 along lanes. Then its single steps are shuffled and learned from in minibatches, k times. That is the form of the

@@ -118,6 +118,37 @@ class LaneOrder(NamedTuple):
         return cls.of(lane, step, mask, None if batch.shards is None else np.asarray(batch.shards))
 
 
+class WindowUses:
+    """Number of times that windows were learned from, so that each is told apart when it is so for the last time.
+
+    Args:
+        most: times that a window is learned from.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._counts: dict[tuple[int, int, int], int] = {}  # by shard, lane and first step; of those to come again
+
+    def last(self, places: LaneOrder) -> Bools:
+        """Count a use of each of a batch's windows, and return which are used for the last time, bool [B]."""
+        windows = [*zip(*(one.tolist() for one in (places.shard, places.lane, places.step)), strict=True)]
+        found = np.zeros(len(windows), bool)
+        for number, window in enumerate(windows):
+            uses = self._counts.pop(window, 0) + 1
+            found[number] = uses >= self._most
+            if uses < self._most:
+                self._counts[window] = uses
+        return found
+
+    def carried(self) -> list[list[int]]:
+        """Return each counted window's shard, lane, first step and uses, as plain values."""
+        return [[*window, uses] for window, uses in self._counts.items()]
+
+    def carry(self, values: Any) -> None:
+        """Restore what ``carried`` returned."""
+        self._counts = {(int(shard), int(lane), int(step)): int(uses) for shard, lane, step, uses in values}
+
+
 def advantages(
     reward: Doubles, discount: Doubles, value: Doubles, next_value: Doubles, cut: Bools, share: float, places: LaneOrder
 ) -> Doubles:
