@@ -200,16 +200,23 @@ def test_the_subset_is_drawn_anew_and_every_pair_is_as_likely():
     assert len(counts) == 6 and np.abs(counts - 1_000).max() < 4 * 29  # four standard deviations
 
 
-def test_dropout_is_of_every_pass_of_learning_and_keeps_the_mean():
+@pytest.mark.parametrize(
+    ("kind", "passes"),
+    [
+        (SAC, 3),  # the critics', the targets' and the policy's value
+        (CrossQ, 2),  # the targets are in the critics' pass
+    ],
+)
+def test_dropout_is_of_every_pass_of_learning_and_keeps_the_mean(kind, passes):
     torch.manual_seed(0)
-    agent = SAC(SPACES, SAC.Settings(hidden_units=400, dropout=0.25))
+    agent = kind(SPACES, kind.Settings(critic_units=400, dropout=0.25, policy_delay=1))
     seen = []
-    for network in (agent.critics, agent.target):
-        for layer in network.hidden:
+    for network in agent.critics, getattr(agent, "target", None) or torch.nn.Module():
+        for layer in network.modules():
             if isinstance(layer, torch.nn.Dropout):
                 layer.register_forward_hook(lambda module, given, out: seen.append((given[0], out.clone())))
     agent.learn(tensors(next(iter(batches(1, seed=3)))), 0)
-    assert len(seen) == 6  # the critics', the targets' and the policy's value, each of two layers
+    assert len(seen) == 2 * passes  # each of two layers
     for given, out in seen:
         kept = out != 0
         assert kept.float().mean() == pytest.approx(0.75, abs=0.02)

@@ -55,13 +55,22 @@ class LayerStyle:
         for size in [inputs] + [units] * (self.depth - 1):
             made.append(linear(size, units))
             if self.dropout:
-                made.append(nn.Dropout(self.dropout))
+                made.append(Dropout(self.dropout))
             if self.normalized == "layer":
                 made.append(norm(units))
             made.append(nn.ReLU(inplace=True))
             if self.normalized == "batch":
                 made.append(BatchRenorm(units) if members is None else BatchRenorm(members, 1, units))
         return made
+
+
+class Dropout(nn.Dropout):
+    """Dropout of every pass, in evaluation mode too, in which networks are that normalize over the batch: the policy
+    ascends critics with dropout (Hiraoka et al. 2022, DroQ, algorithm 2). Networks with it are used only to learn."""
+
+    def train(self, mode: bool = True) -> Dropout:
+        """Stay in training mode."""
+        return super().train(True)
 
 
 class Residual(nn.Module):
