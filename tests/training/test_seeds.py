@@ -14,6 +14,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import sharpwave as sw
+from sharpwave.training import folder as files
+from sharpwave.training.checkpoints import clear_begun
+from sharpwave.training.recipes import load_recipe
 from sharpwave.training.seeds import SeedRuns
 
 SHORT: dict[str, Any] = {"steps": 300, "warmup_steps": 100, "progress": False}
@@ -49,6 +52,48 @@ def test_seeds_are_trained_once_and_go_on(tmp_path: Path) -> None:
     more = sw.train_seeds(make_cartpole, "dqn", seeds=[4], **SHORT | {"steps": 400}, out=tmp_path / "seeds")
     assert more.runs[4].summary["steps"] == 400
     assert "1 seeds; 4: " in repr(more) and more._repr_html_().count("<tr>") == 2
+
+
+def begun(folder: Path) -> Path:
+    """A run as one that was killed before its first checkpoint leaves it, without its lock."""
+    (folder / "tensorboard").mkdir(parents=True)
+    (folder / "checkpoints" / ".000000000200.0123abcd.partial").mkdir(parents=True)
+    files.write_config(folder, files.Config("cartpole", load_recipe("cartpole"), "1" * 32))
+    (folder / "metrics.jsonl").write_text("{}\n")
+    (folder / "tensorboard" / "events.out.tfevents.0000000001.000000001.here.7").write_bytes(b"")
+    return folder
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    clear_begun(begun(tmp_path / "run"))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
+    with files.new_folder(tmp_path / "run", "cartpole", 0):
+        pass
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "summary.json",
+        "last.safetensors",
+        "best.safetensors",
+        "notes.txt",
+        "analysis/one.csv",
+        "tensorboard/mine.txt",
+        "checkpoints/000000000200/online.safetensors",
+        "checkpoints/.000000000200.0123abcd.partial/mine.txt",
+        "replay/store.json",
+    ],
+)
+def test_nothing_else_is_removed(kept: str, tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    (run / kept).parent.mkdir(parents=True, exist_ok=True)
+    (run / kept).write_text("mine")
+    (run / "lock").touch()
+    before = sorted(run.rglob("*"))
+    with pytest.raises(ValueError, match=f"no checkpoint to go on from.*{kept.split('/')[0]}.*give another"):
+        clear_begun(run)
+    assert sorted(run.rglob("*")) == before and (run / kept).read_text() == "mine"
 
 
 @pytest.mark.slow

@@ -37,6 +37,8 @@ MARK = "run.json"
 RANDOM, TENSORS = "random.safetensors", ".safetensors"
 LEFT = re.compile(r"\.[0-9]{12}(-[0-9]+)?(\.[0-9a-f]{8})?\.(partial|removed)")
 """Names of folders that a process left when it was killed while it wrote or removed a checkpoint."""
+EVENTS = re.compile(r"events\.out\.tfevents\.[0-9]{10}\.[0-9]{9}\..+")
+"""Names of TensorBoard's files that a run writes."""
 KEEP = 2
 """Newest checkpoints of a run that stay."""
 MAX_STATE_BYTES, MAX_TENSOR_BYTES = 64 << 20, 16 << 30
@@ -316,6 +318,43 @@ def _set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
 def newest_checkpoint(folder: Path, run: str) -> Path | None:
     """Return the newest checkpoint in ``folder`` that the run with this id wrote; None: there is none."""
     return next((path for path in reversed(files.complete_checkpoints(folder)) if _owned(path, _mark(run))), None)
+
+
+def clear_begun(run: Path) -> None:
+    """Remove what a run wrote that was killed before its first checkpoint, so that it may begin again.
+
+    Raises:
+        ValueError: the run has ended, has a policy, or its folder holds something that it did not write, none of which
+            is removed; or the folder is in use.
+    """
+    with files.locked(run):
+        config = files.read_config(run, trust=True)
+        folders = {files.CHECKPOINTS: run / files.CHECKPOINTS, files.TENSORBOARD: run / files.TENSORBOARD}
+        inner = {name: [*path.iterdir()] if _is_folder(path) else [] for name, path in folders.items()}
+        partial = [path for path in inner[files.CHECKPOINTS] if LEFT.fullmatch(path.name) and _is_folder(path)]
+        events = [path for path in inner[files.TENSORBOARD] if path.is_file() and EVENTS.fullmatch(path.name)]
+        memory = [run / files.DISK] if config.replay and files.store_id(run / files.DISK) == config.replay else []
+        known = {*(run / name for name in (files.CONFIG, files.METRICS, files.LOCK, *folders))}
+        strange = {path for path in run.iterdir() if path not in known and path not in memory}
+        strange |= {path for paths in inner.values() for path in paths} - {*partial, *events}
+        strange |= {path for path in partial if not _owned(path, _mark(config.run)) and any(path.iterdir())}
+        if strange:
+            names = ", ".join(sorted(str(path.relative_to(run)) for path in strange))
+            raise ValueError(
+                f"run {str(run)!r} has no checkpoint to go on from, and does not begin again in its folder, which "
+                f"holds {names}; put the checkpoints back, move the folder away, or give another"
+            )
+        for path in memory:
+            next(files.memory_folders(run, {config.replay}))
+            path.rmdir()
+        for path in (*events, run / files.METRICS):
+            path.unlink(missing_ok=True)
+        for path in partial:
+            _remove_left(path, _mark(config.run))
+        for path in folders.values():
+            if path.exists():
+                path.rmdir()
+        (run / files.CONFIG).unlink()  # last: until then the folder is the run's
 
 
 def _mark(run: str) -> bytes:

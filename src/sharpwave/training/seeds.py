@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import traceback
 from collections import deque
@@ -26,6 +25,7 @@ from sharpwave.training import folder as files
 from sharpwave.training import setup
 from sharpwave.training.atomic_files import write_bytes
 from sharpwave.training.callbacks import check_sendable
+from sharpwave.training.checkpoints import clear_begun
 from sharpwave.training.front import check_guarded, chosen_recipe
 from sharpwave.training.interquartile import interquartile_mean, interval
 from sharpwave.training.policies import Policy
@@ -248,8 +248,7 @@ def _train(parent: socket.socket, name: str, recipe: Recipe, own: setup.OwnParts
         console = Console(quiet=True)
         changes = _changes(folder, recipe)
         if changes is not None and not files.complete_checkpoints(folder / files.CHECKPOINTS):
-            with files.locked(folder):  # it was killed before its first checkpoint
-                shutil.rmtree(folder)
+            clear_begun(folder)
             changes = None
         if changes is None:
             _, summary = run(name, recipe, folder, console)
