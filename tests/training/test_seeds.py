@@ -96,6 +96,33 @@ def test_nothing_else_is_removed(kept: str, tmp_path: Path) -> None:
     assert sorted(run.rglob("*")) == before and (run / kept).read_text() == "mine"
 
 
+def test_runs_of_different_length_make_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kept runs start no process, unless more steps are asked for."""
+    recipe = load_recipe("cartpole").override(threads=1, steps=400)
+    for seed, steps in ((0, 400), (1, 403), (2, 600)):
+        run = tmp_path / str(seed)
+        (run / "checkpoints" / f"{steps:012d}").mkdir(parents=True)
+        (run / "checkpoints" / f"{steps:012d}" / "state.json").touch()
+        of = recipe.override(seed=seed, steps=600 if seed == 2 else 400)
+        files.write_config(run, files.Config("cartpole", of, "1" * 32))
+    (tmp_path / "scores.json").write_text('{"0": [1.0], "1": [3.0], "2": [5.0]}')
+    settings: dict[str, Any] = {"recipe": "cartpole", "num_envs": recipe.env.num_envs, "out": tmp_path}
+    with pytest.raises(ValueError, match=r"steps: got 400, expected at least.*: seed 2 has 600; runs of different"):
+        sw.train_seeds("CartPole-v1", seeds=3, steps=400, **settings)
+    kept = sw.train_seeds("CartPole-v1", seeds=2, steps=400, report_every=7, **settings)
+    assert kept.means == {0: 1.0, 1: 3.0}
+    begun: list[str] = []
+
+    def spawn(_: Any, name: str, *arguments: Any) -> None:
+        begun.append(name)
+        raise InterruptedError
+
+    monkeypatch.setattr("sharpwave.training.seeds.spawned", spawn)
+    with pytest.raises(InterruptedError):
+        sw.train_seeds("CartPole-v1", seeds=2, steps=500, **settings)
+    assert begun == ["seed 0"]
+
+
 @pytest.mark.slow
 def test_failures_are_told_by_seed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a name or a function that makes it"):

@@ -38,6 +38,8 @@ SCORES = "scores.json"
 """File in the folder of all seeds: the held-out scores of each run that has ended, by seed."""
 ANSWER = 1
 """Kind of the frame by which a run's process says its outcome."""
+WITHOUT_EFFECT = frozenset(("report_every", "track", "checkpoint_every", "keep_every", "threads", "device"))
+"""Settings by which a run that has ended does not go on."""
 STOP_S = 60.0
 """Time that a process may take to write its checkpoint when all are stopped."""
 
@@ -109,7 +111,7 @@ def train_seeds(
         progress: print a line for each run that has ended.
     Raises:
         ValueError: as ``sharpwave.train``; an environment that processes cannot make; or ``out`` has runs of other
-            settings.
+            settings, or of more steps.
         RuntimeError: runs failed, of whose errors it tells; the others have ended, and a repeated call keeps them.
     """
     wanted = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
@@ -131,6 +133,14 @@ def train_seeds(
     recipes = {seed: base.override(seed=seed) for seed in wanted}
     for seed, one in recipes.items():
         _changes(folder / str(seed), one)  # raises before anything is trained
+    limit = base.training.steps + base.env.num_envs  # the last step of all environments may go beyond base's
+    further = {seed: reached for seed in wanted if (reached := _reached(folder / str(seed))) >= limit}
+    if further:
+        said = ", ".join(f"seed {seed} has {reached:,}" for seed, reached in further.items())
+        raise ValueError(
+            f"steps: got {base.training.steps:,}, expected at least those of the runs in {str(folder)!r}: {said}; runs "
+            "of different length make no figure. Give more steps, or another folder"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(quiet=not progress)
     scores = _SeedProcesses(name, recipes, folder.absolute(), console).run(processes)
@@ -183,9 +193,9 @@ class _SeedProcesses:
         return self._scores
 
     def _kept(self, seed: int) -> bool:
-        if seed not in self._scores or _changes(self._folder / str(seed), self._recipes[seed]) != {}:
-            return False
-        return (self._folder / str(seed) / files.CONFIG).is_file()
+        """Whether a run has ended, and by settings that differ from those of now in nothing by which it would go on."""
+        changes = _changes(self._folder / str(seed), self._recipes[seed])
+        return seed in self._scores and changes is not None and {*changes} <= WITHOUT_EFFECT
 
     def _outcome(self, seed: int, answers: socket.socket) -> str:
         """Take a run's scores; return why it failed, or ""."""
@@ -213,6 +223,12 @@ def _read_scores(path: Path) -> dict[int, list[float]]:
         raise ValueError(
             f"{str(path)!r} is no file of scores: {error}; remove it, and all policies are measured again"
         ) from error
+
+
+def _reached(folder: Path) -> int:
+    """Return how many steps the run in a folder has made, as far as they are saved; 0: there is none."""
+    found = [int(path.name.split("-")[0]) for path in files.complete_checkpoints(folder / files.CHECKPOINTS)]
+    return max([*found, (files.read_summary(folder) or {}).get("steps", 0)])
 
 
 def _changes(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
