@@ -231,6 +231,14 @@ def test_each_window_is_sampled_as_often_as_epochs_say_and_in_order():
             view.sample(2)
 
 
+@pytest.mark.parametrize(("name", "value"), [("action_bounds", "squashed"), ("log_std_start", -1.0), ("sde_every", 4)])
+def test_settings_of_continuous_actions_are_refused_for_others(name, value):
+    option = "--" + name.replace("_", "-")
+    with pytest.raises(ValueError, match=rf"{option}: got {value!r}, expected (scaled|0.0|0): actions are not contin"):
+        PPO(SPACES, PPO.Settings(**{name: value}))
+    PPO(Spaces(SPACES.observation, Box(-1, 1, (1,), np.float32)), PPO.Settings(**{name: value}))
+
+
 @pytest.mark.parametrize("agent", [A2C, A3C], ids=["a2c", "a3c"])
 def test_what_does_not_correct_refuses_reuse(agent):
     with pytest.raises(ValueError, match=f"--epochs: got 2, expected 1: {agent.Settings.kind} does not correct"):

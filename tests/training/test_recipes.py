@@ -104,6 +104,9 @@ def test_errors_name_the_option(changes, message):
         ("minatar", {"evaluate_every": 0, "evaluate_beside": True}, "--evaluate-beside: .* it needs --evaluate-every"),
         ("pong", {"weights_every": 100}, "--weights-every: got 100, which has no effect here; it needs --actors"),
         ("pong", {"segment_steps": 64}, "--segment-steps: .* it needs --actors"),
+        ("simba", {"hidden_layers": 3}, "--hidden-layers: got 3, .* it needs --blocks plain"),
+        ("td3", {"blocks": "simba", "hidden_layers": 3}, "--hidden-layers: .* it needs --blocks plain"),
+        ("cartpole-ppo", {"clip_together": True, "max_grad_norm": 0.0}, "--clip-together: .* it needs --max-grad-norm"),
         ("apex", {"actors": 0, "actor_restarts": 0}, "--actor-restarts: .* it needs --actors"),
     ],
 )

@@ -25,11 +25,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, ClassVar, NamedTuple
+
+from gymnasium.spaces import Box
 
 from sharpwave.agents.action_distributions import BOUNDS, Held, policy_for
 from sharpwave.agents.actions import legal_in, legal_rows, with_legal
@@ -98,6 +100,11 @@ class ActorCriticSettings(LearningRateSettings):
     )
     clip_together: bool = setting(False, "clip the gradients of both networks as one vector", LEARNING)
 
+    def unused(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused()
+        if not self.max_grad_norm:
+            yield "clip_together", "--max-grad-norm above 0"
+
 
 class Seen(NamedTuple):
     """Steps of a batch as the networks see them now, [B, T] each.
@@ -131,6 +138,11 @@ class ActorCritic(NetworkAgent):
 
     def build(self) -> None:
         settings = self.settings
+        if not isinstance(self.spaces.action, Box):
+            usual = {one.name: one.default for one in fields(settings)}
+            for name in ("action_bounds", "log_std_start", "sde_every"):
+                needless = getattr(settings, name) != usual[name]
+                expect(settings, name, not needless, f"{usual[name]}: actions are not continuous")
         self.distribution = policy_for(
             self.spaces,
             settings.kind,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,10 @@ class ContinuousSettings(Checked, UpdateSettings):
         expect(self, "dropout", not self.dropout or self.blocks == "plain", f"0, or more {plain}")
         arrive = not isinstance(self, OfflineSettings)
         expect(self, "normalize_obs", arrive or not self.normalize_obs, "False: recorded data are measured before")
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        if self.blocks != "plain":
+            yield "hidden_layers", "--blocks plain"
 
 
 class BoxActions:

@@ -67,6 +67,7 @@ class SACSettings(ContinuousSettings):
             expect(self, "policy_value", self.policy_value != "smallest", "auto or mean with --quantiles")
 
     def unused(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused()
         if self.temperature is not None:
             yield "target_entropy", "--set agent.temperature=null"
         if not self.quantiles:

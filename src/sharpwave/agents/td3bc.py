@@ -37,6 +37,7 @@ class TD3BCSettings(TD3Settings, OnlineSettings):
     random_steps: int = setting(0, "first steps, whose actions are uniformly random", EXPLORATION, at_least=0)
 
     def unused(self) -> Iterator[tuple[str, str]]:
+        yield from super().unused()
         if self.online_after is None:
             yield from dict.fromkeys(("random_steps", "action_noise"), "--online-after").items()
 
