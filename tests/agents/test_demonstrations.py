@@ -189,7 +189,9 @@ def test_actions_that_the_environment_lacks_are_refused(tmp_path: Path) -> None:
 
 
 def test_folders_without_demonstrations_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="r2d3 needs --demonstrations FOLDER; sharpwave record"):
+    with pytest.raises(
+        ValueError, match="r2d3 needs --demonstrations FOLDER; sharpwave record ENV --policy RUN --out FOLDER"
+    ):
         make("").replay()
     with pytest.raises(ValueError, match=r"demonstrations: .*nowhere.*record some with sharpwave record"):
         opened(make(tmp_path / "nowhere"))

@@ -97,6 +97,15 @@ def test_the_same_seed_records_the_same(here, script, tmp_path):
     assert "sharpwave train r2d3 --env sharpwave/Lock-v0" in result.text
 
 
+def test_continuous_actions_are_learned_by_rlpd(here, tmp_path):
+    (tmp_path / "player.py").write_text("def still(rng):\n    return lambda obs: [0.0]\n")
+    demos = tmp_path / "demos"
+    result = here("record", "Pendulum-v1", "--script", f"{tmp_path}/player.py:still", "--episodes", 1, "--out", demos)
+    assert result.code == 0, result.text
+    named = result.text.splitlines()[-1].removeprefix("learn from them: sharpwave ").split()
+    assert named == ["train", "rlpd", "--env", "Pendulum-v1", "--demonstrations", str(demos)]
+
+
 def test_a_trained_run_plays(here, tmp_path):
     run = tmp_path / "run"
     trained = here("train", "cartpole", "--out", run, "--steps", 400, "--warmup-steps", 200)

@@ -45,8 +45,9 @@ class NumberedActions:
             raise ValueError(
                 f"{kind} needs discrete actions; {spaces.env} has {space_text(space)}; expected Discrete, "
                 "MultiDiscrete or MultiBinary. Continuous actions are learned by sac, td3 and crossq: sharpwave train "
-                "sac --env ID. An environment that has discrete ones by a keyword, as CarRacing-v3 by "
-                "continuous=False, is registered with Gymnasium in a module of your own: --env MODULE:NAME"
+                "sac --env ID; from demonstrations by rlpd. An environment that has discrete ones by a keyword, as "
+                "CarRacing-v3 by continuous=False, is registered with Gymnasium in a module of your own: "
+                "--env MODULE:NAME"
             )
         self.count = math.prod(sizes)
         if self.count > MAX_ACTIONS and len(sizes) > 1:

@@ -123,7 +123,8 @@ class BoxActions:
         if not isinstance(space, Box) or space.dtype.kind != "f":
             raise ValueError(
                 f"{kind} needs continuous actions; {spaces.env} has {space_text(space)}; expected a Box of floats. "
-                "Discrete actions are learned by dqn and others: sharpwave train gymnasium --env ID"
+                "Discrete actions are learned by dqn and others: sharpwave train gymnasium --env ID; from "
+                "demonstrations by r2d3"
             )
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():

@@ -59,7 +59,10 @@ class DemonstrationSettings:
         """
         if not self.demonstrations:
             agent = type(self).kind  # type: ignore[attr-defined]
-            raise ValueError(f"{agent} needs --demonstrations FOLDER; sharpwave record ENV makes one")
+            raise ValueError(
+                f"{agent} needs --demonstrations FOLDER; sharpwave record ENV --policy RUN --out FOLDER makes one by a "
+                "run's policy, with --script FILE.py:FUNCTION in place of --policy by a function"
+            )
         return kind(**vars(views), demonstrations=self.demonstrations, share=self.share, fields=fields)
 
 

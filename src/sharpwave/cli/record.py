@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
 
 FROM_DEMONSTRATIONS = {"atari": "r2d3-atari", "gymnasium": "r2d3"}
-"""Recipe that learns from demonstrations, by the kind of environment."""
+"""Recipe that learns from demonstrations, by the kind of environment; continuous actions have another."""
 
 
 def environment_options() -> dict[str, Leaf]:
@@ -116,17 +116,20 @@ def record(
         f"{len(found.episodes)} episodes, {found.steps:,} steps, mean score {mean:.2f}; {byte_text(found.nbytes)} in "
         f"{quoted(out)}"
     )
-    say(f"learn from them: sharpwave train {_training(what, recipe)} --demonstrations {quoted(out)}")
+    say(f"learn from them: sharpwave train {_training(what, recipe, made)} --demonstrations {quoted(out)}")
     exit_by_signal(interrupted())
 
 
-def _training(what: str, recipe: Recipe) -> str:
-    """Return the arguments that train an agent in this environment from demonstrations."""
+def _training(what: str, recipe: Recipe, made: Any) -> str:
+    """Return the arguments that train an agent from demonstrations in this environment, ``made`` by the recipe."""
+    from gymnasium.spaces import Box
+
     from sharpwave.training.offline_data import options
     from sharpwave.training.recipes import load_recipe, tables
 
     demonstrated = what in tables() and hasattr(load_recipe(what).agent, "demonstrations")
-    name = what if demonstrated else FROM_DEMONSTRATIONS[recipe.env.kind]
+    continuous = isinstance(made.single_action_space, Box)
+    name = what if demonstrated else "rlpd" if continuous else FROM_DEMONSTRATIONS[recipe.env.kind]
     own, usual = options(recipe.env), options(load_recipe(name).env)
     return " ".join([name, *(own[key] for key in own if key != "num_envs" and own[key] != usual[key])])
 
