@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import pickle
 import subprocess
 import sys
 import threading
@@ -128,6 +129,23 @@ def test_an_algorithm_learns_in_short_runs_too() -> None:
 def test_a_choice_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sw.train("Acrobot-v1", steps=16, out=tmp_path / "run")
     assert "Recipe gymnasium, for discrete actions, by dqn; agent= or recipe= choose another" in capsys.readouterr().out
+
+
+def test_a_run_remembers_what_it_was_given(tmp_path: Path) -> None:
+    """Of an object and of functions; a run that is opened, or pickled, does not."""
+    short: dict[str, Any] = SHORT | {"steps": 40, "warmup_steps": 30}
+    given: list[Any] = [make_cartpole(), make_cartpole, lambda: gymnasium.make("CartPole-v1")]
+    for number, env in enumerate(given):
+        run = sw.train(env, "dqn", **short, out=tmp_path / str(number))
+        assert len(run.evaluate(episodes=1).scores) == 1
+        resumed = run.resume(steps=48, progress=False)
+        assert resumed.summary["steps"] == 48 and len(resumed.evaluate(episodes=1).scores) == 1
+    with pytest.raises(ValueError, match="was an object of the program"):
+        pickle.loads(pickle.dumps(run)).evaluate(episodes=1)
+    opened = sw.TrainingRun.open(tmp_path / "1")
+    with pytest.raises(ValueError, match="in Python with trust=True"):
+        opened.evaluate(episodes=1)
+    assert len(opened.evaluate(episodes=1, trust=True).scores) == 1
 
 
 class Walk(gymnasium.Env[Any, Any]):

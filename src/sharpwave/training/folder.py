@@ -221,7 +221,7 @@ def check_imports(path: Path | str, recipe: Recipe) -> None:
     if colon:
         raise ValueError(
             f"{str(path)!r}: its environment {named!r} would import the module {module!r} and run its code; "
-            "nothing was imported. If you trust that module, repeat the command with --trust"
+            "nothing was imported. If you trust that module, repeat with --trust, in Python with trust=True"
         )
 
 

@@ -92,7 +92,9 @@ def train(
             highlight=False,
         )
     folder = None if out is None else Path(out)
-    return run(name, chosen, folder, console, callbacks=callbacks, actor_callbacks=actor_callbacks)
+    own = chosen.env.given if isinstance(chosen.env, OwnEnvironment) else None
+    made = run(name, chosen, folder, console, callbacks=callbacks, actor_callbacks=actor_callbacks)
+    return made.of(None if own is None else own.factory or own.object)
 
 
 def chosen_recipe(

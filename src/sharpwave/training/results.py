@@ -32,18 +32,33 @@ from sharpwave.training.recipes import default_recipe, load_recipe
 from sharpwave.training.recipes.recipe import resumable
 
 
-class TrainingRun(NamedTuple):
+class _Outcome(NamedTuple):
+    folder: Path
+    summary: dict[str, Any]
+
+
+class TrainingRun(_Outcome):
     """Run that has ended, or that was opened from its folder; a notebook shows its score, curve and settings.
 
-    ``folder, summary = run`` unpacks it.
+    ``folder, summary = run`` unpacks it. As ``sharpwave.train`` returns it, it remembers the environment that it was
+    given, for ``evaluate`` and ``resume``.
 
     Attributes:
         folder: the run's folder.
         summary: figures as in summary.json; of a run that goes on or was killed, those of its last report.
     """
 
-    folder: Path
-    summary: dict[str, Any]
+    _env: Any = None
+    _trusted = False
+
+    def of(self, env: Any) -> TrainingRun:
+        """Return the run as one of this process, which made its environment: ``env``; None: by its name."""
+        run = TrainingRun(*self)
+        run._env, run._trusted = env, True
+        return run
+
+    def __getstate__(self) -> None:
+        """Leave the environment in this process."""
 
     @classmethod
     def open(cls, folder: Path | str) -> TrainingRun:
@@ -76,7 +91,7 @@ class TrainingRun(NamedTuple):
         """
         from sharpwave.training.policies import Policy
 
-        return Policy.load(self.folder)
+        return Policy.load(self.folder, trust=self._trusted)
 
     @property
     def store(self) -> sw.Store:
@@ -100,9 +115,17 @@ class TrainingRun(NamedTuple):
         weakref.finalize(store, beside.cleanup)
         return store
 
-    def evaluate(self, env: Any = None, episodes: int = 100, **options: Any) -> Any:
-        """Play held-out episodes with ``policy``, as ``sharpwave.evaluate`` does."""
-        return sw.evaluate(self.policy, env, episodes, **options)
+    def evaluate(self, env: Any = None, episodes: int = 100, *, trust: bool = False, **options: Any) -> Any:
+        """Play held-out episodes with ``policy``, as ``sharpwave.evaluate`` does.
+
+        Args:
+            env: the environment; None: that of the run, as this process gave it, or by its name.
+            trust: allow importing the module that the environment's name refers to.
+        """
+        from sharpwave.training.policies import Policy
+
+        policy = Policy.load(self.folder, trust=trust or self._trusted)
+        return sw.evaluate(policy, self._env if env is None else env, episodes, **options)
 
     def resume(
         self, *, env: Any = None, trust: bool = False, callbacks: Any = (), actor_callbacks: Any = (),
@@ -111,7 +134,7 @@ class TrainingRun(NamedTuple):
         """Continue the run in its folder from its newest checkpoint; without actors it repeats exactly.
 
         Args:
-            env: the environment again, if the run was given an object or a function.
+            env: the environment again, if the run was given an object or a function; None: as this process gave it.
             trust: allow importing the module that the environment's name refers to.
             callbacks, actor_callbacks, progress: as for ``sharpwave.train``.
             changes: new values of settings: ``steps=200_000``; as for ``sharpwave train --resume``.
@@ -127,10 +150,10 @@ class TrainingRun(NamedTuple):
                 f"{unknown[0]} cannot be changed in a run that is resumed, expected some of {', '.join(resumable())}"
             )
         resumed: TrainingRun = import_module("sharpwave.training.run").resume(  # it makes runs, so it imports this
-            self.folder, changes, Console(quiet=not progress), env=env, trust=trust, callbacks=callbacks,
-            actor_callbacks=actor_callbacks,
+            self.folder, changes, Console(quiet=not progress), env=self._env if env is None else env,
+            trust=trust or self._trusted, callbacks=callbacks, actor_callbacks=actor_callbacks,
         )  # fmt: skip
-        return resumed
+        return resumed.of(self._env if env is None else env)
 
     @property
     def changes(self) -> dict[str, Any]:
