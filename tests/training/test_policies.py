@@ -409,6 +409,20 @@ def test_a_damaged_file_is_refused(tmp_path):
         sw.Policy.load(folder)
 
 
+def test_a_file_of_another_size_than_its_header_says_is_not_read(tmp_path):
+    """Sparse files, of sizes that no memory has."""
+    path = policy_of(small_agent("dqn", FREE)).save(tmp_path / "it.sharpwave")
+    whole = path.stat().st_size
+    for size in (3 << 30, 1 << 40):
+        os.truncate(path, size)
+        with pytest.raises(ValueError, match=rf"is damaged: {size:,} bytes, expected {whole:,} by its header"):
+            sw.Policy.load(path)
+    path.write_bytes((1 << 29).to_bytes(8, "little"))
+    os.truncate(path, 1 << 40)
+    with pytest.raises(ValueError, match="a header of 536,870,912 bytes"):
+        sw.Policy.load(path)
+
+
 def rewritten(path, change):
     """Change the description of a policy's file; its checksums hold."""
     weights, figures = load_policy(path)

@@ -11,7 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sharpwave.native.directory import BINARY, Directory, IrregularError
 from sharpwave.native.file_operations import Files
@@ -73,6 +73,20 @@ def sync_folder(path: Path) -> None:
         FILES.fsync_folder(folder)
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; a link to one is followed.
+
+    Raises:
+        OSError: the file does not exist, or is not a regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | BINARY)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise IrregularError(path, status.st_mode)
+    return os.fdopen(descriptor, "rb")
+
+
 def read_regular(path: Path, max_bytes: int) -> bytes:
     """Read a regular file; a link to one is followed.
 
@@ -80,13 +94,8 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         OSError: the file does not exist, or is not a regular file.
         ValueError: it is larger than ``max_bytes``.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | BINARY)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise IrregularError(path, status.st_mode)
-    with os.fdopen(descriptor, "rb") as file:
-        content = file.read(min(status.st_size, max_bytes) + 1)
+    with open_regular(path) as file:
+        content = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
     if len(content) > max_bytes:
         raise ValueError(f"{path} is larger than the limit of {max_bytes:,} bytes for such a file")
     return content

@@ -28,7 +28,7 @@ from sharpwave.agents.protocol import Agent
 from sharpwave.disk.region_files import FULL
 from sharpwave.errors import NewerVersionError
 from sharpwave.training import folder as files
-from sharpwave.training.atomic_files import make_folder, read_regular, sync_folder, write_bytes, write_new
+from sharpwave.training.atomic_files import make_folder, open_regular, read_regular, sync_folder, write_bytes, write_new
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.progress import Metrics
 
@@ -43,6 +43,8 @@ KEEP = 2
 """Newest checkpoints of a run that stay."""
 MAX_STATE_BYTES, MAX_TENSOR_BYTES = 64 << 20, 16 << 30
 """Size limits of state.json and of a file of tensors."""
+MAX_HEADER_BYTES = 100_000_000
+"""Size limit of the header of a file of tensors, that of safetensors."""
 NO_STATE = (
     ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, RuntimeError, SafetensorError
 )  # fmt: skip
@@ -195,10 +197,9 @@ def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ValueError: the file is damaged.
         NewerVersionError: a later release wrote the file.
     """
-    content = read_regular(path, MAX_TENSOR_BYTES)
     try:
+        content, header = _read_tensors(path)
         tensors = load(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         text, written = json.loads(header["__metadata__"]["about"])
         found = f"{_policy_checksum(tensors, text):08x}"
         if found != written:
@@ -209,8 +210,31 @@ def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return tensors, {**figures, "steps": int(figures["steps"])}
     except NewerVersionError:
         raise
+    except MemoryError as error:
+        raise ValueError(f"policy {str(path)!r} is larger than the memory that is left") from error
     except NO_STATE as error:
         raise ValueError(f"policy {str(path)!r} is damaged: {error}") from error
+
+
+def _read_tensors(path: Path) -> tuple[bytes, dict[str, Any]]:
+    """Read a file of tensors and its header, which says the file's size: a file of another size is not read.
+
+    Raises:
+        OSError: the file does not exist, or is not a regular file.
+        ValueError: the file has another size, or more than ``MAX_TENSOR_BYTES``.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if length > min(size, MAX_HEADER_BYTES):
+            raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
+        header: dict[str, Any] = json.loads(file.read(length))
+        ends = [about["data_offsets"][1] for name, about in header.items() if name != "__metadata__"]
+        expected = 8 + length + max(ends, default=0)
+        if size != expected or size > MAX_TENSOR_BYTES:
+            raise ValueError(f"{size:,} bytes, expected {expected:,} by its header, and at most {MAX_TENSOR_BYTES:,}")
+        file.seek(0)
+        return file.read(size + 1), header
 
 
 def load_run_policy(run: Path, checkpoint: str, agent: Callable[[], Agent]) -> tuple[dict[str, Tensor], dict[str, Any]]:
