@@ -107,12 +107,14 @@ def test_a_full_disk_is_an_error_and_leaves_the_older_file(suffix, tmp_path):
     assert os.listdir(tmp_path) == [path.name] and path.read_bytes() == b"older"
 
 
-def test_bfloat16_is_left_out(tmp_path):
+def test_bfloat16_is_left_out(tmp_path, monkeypatch):
     """The program computes in float32; the agent goes on in its precision."""
     agent: Any = small_agent("sac")
     policy = policy_of(agent)
     expected = policy.act(obs := sampled(policy.observation_space, 6))
     agent._precision = "bfloat16"
-    module = torch.export.load(sw.Policy.export(policy, tmp_path / "it.pt2")).module()
+    monkeypatch.setenv("HOME" if os.name != "nt" else "USERPROFILE", str(tmp_path))
+    assert sw.Policy.export(policy, "~/it.pt2") == tmp_path / "it.pt2"
+    module = torch.export.load(tmp_path / "it.pt2").module()
     np.testing.assert_allclose(module(torch.from_numpy(obs))[0].numpy(), expected, rtol=0, atol=1e-5)
     assert agent.precision == "bfloat16" and all(one.requires_grad for one in agent.actor.parameters())

@@ -1,5 +1,6 @@
 """Policies act as their agents do, and their files say all that making them again takes."""
 
+import errno
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from sharpwave.agents.registry import AGENTS, agent_class
 from sharpwave.agents.space_tables import MAX_SPACE_BYTES, space_of, space_table
 from sharpwave.configuration import from_table, leaves
 from sharpwave.errors import NewerVersionError
+from sharpwave.training import checkpoints, policies
 from sharpwave.training.checkpoints import load_policy, save_policy
 from sharpwave.training.policies import Policy
 from sharpwave.training.policy_files import POLICY
@@ -370,6 +372,49 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
     changed = policy_of(small_agent("sac", seed=1)).save(tmp_path / "it")
     obs = sampled(policy.observation_space, 40)
     assert first == changed and (sw.Policy.load(first).act(obs) != policy.act(obs)).any()
+
+
+def test_a_save_that_was_interrupted_is_made_up_for(tmp_path, monkeypatch):
+    """Each write fails once; the folder is no policy's then, and saving again completes it."""
+    policy, written = policy_of(small_agent("sac")), policies.write_bytes
+    for failing in ("policy.safetensors", "README.md", "policy.json"):
+        folder = tmp_path / failing.partition(".")[2]
+
+        def write(path, content, failing=failing):
+            if path.name == failing:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            written(path, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(policies, "write_bytes", write)
+            patch.setattr(checkpoints, "write_bytes", write)
+            with pytest.raises(OSError):
+                policy.save(folder)
+        with pytest.raises(ValueError):
+            sw.Policy.load(folder)
+        (folder / ".policy.json.0123abcd.partial").write_bytes(b"{")  # of a process that was killed
+        assert sw.Policy.load(policy.save(folder)).agent.settings == policy.agent.settings
+    for name in ("README.md", "policy.safetensors"):  # a person's
+        other = tmp_path / name.partition(".")[0]
+        other.mkdir()
+        (other / name).write_text("mine")
+        with pytest.raises(ValueError, match="is a folder of something else"):
+            policy.save(other)
+
+
+def test_names_of_files_and_folders(tmp_path, monkeypatch):
+    policy = policy_of(small_agent("sac"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    for name in ("model-v1.5", "a.b.c", "run.2026-11-29"):
+        assert policy.save(f"~/{name}") == tmp_path / name and (tmp_path / name).is_dir()
+        assert sw.Policy.load(f"~/{name}").steps == policy.steps
+    assert policy.save("~/it.sharpwave").is_file()
+    for name in ("it.zip", "it.pt", "it.onnx"):
+        with pytest.raises(ValueError, match=rf"got '{name}', expected a name that ends in"):
+            policy.save(tmp_path / name)
+    with pytest.raises(ValueError, match="is a folder of something else"):
+        policy.save("~")
 
 
 def test_a_damaged_file_is_refused(tmp_path):

@@ -6,6 +6,7 @@ neither an environment nor a store is made to load it. A run's ``best.safetensor
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,10 +29,12 @@ from sharpwave.training.checkpoints import NO_STATE, load_run_policy, save_polic
 from sharpwave.training.model_card import model_card
 from sharpwave.training.own_environments import with_environment
 from sharpwave.training.policy_files import (
+    CARD,
     DESCRIPTION,
     POLICY,
     WEIGHTS,
     agent_of,
+    begun,
     describe_run,
     description,
     read_file,
@@ -39,9 +42,10 @@ from sharpwave.training.policy_files import (
 )
 from sharpwave.training.recipes.recipe import Environment, Gymnasium, OwnEnvironment, Recipe, environment_settings
 
-CARD = "README.md"
-"""Model card of a saved folder."""
 SUFFIXES = (".sharpwave", ".safetensors")
+"""Endings of a single file's name; any other name but those of ``OTHER_SUFFIXES`` is a folder's."""
+OTHER_SUFFIXES = (".onnx", ".pt2", ".zip", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".npz", ".h5", ".json")
+"""Endings of other kinds of files, which no folder's name has by intent."""
 
 
 class Policy:
@@ -106,7 +110,7 @@ class Policy:
             NotRegisteredError: a program registered its agent, and this one has not.
             NewerVersionError: a later release wrote it.
         """
-        path = Path(path)
+        path = Path(os.path.expanduser(path))
         if path.is_dir() and not (path / DESCRIPTION).is_file():
             chosen = files.chosen_checkpoint(path, checkpoint)
             recipe = files.read_config(path, trust=True).recipe  # which imports nothing
@@ -259,26 +263,28 @@ class Policy:
         Returns:
             the path.
         Raises:
-            ValueError: a name of another ending, or a folder of something else.
+            ValueError: a name with the ending of another kind of file, or a folder of something else.
             OSError: it cannot be written.
         """
-        path = Path(path)
+        path = Path(os.path.expanduser(path))
         about = description(self.agent.settings, self.observation_space, self.action_space, self._stacks, self.env)
         figures = {**self.figures, POLICY: about}
         weights = self.agent.policy_tensors(explore=True)  # its only ones: those that were loaded
-        if path.suffix:
-            if path.suffix not in SUFFIXES:
-                raise ValueError(
-                    f"save: got {path.name!r}, expected a name that ends in {SUFFIXES[0]}, for one file, or in no "
-                    "ending, for a folder; export writes .onnx and .pt2"
-                )
+        if path.suffix in OTHER_SUFFIXES:
+            raise ValueError(
+                f"save: got {path.name!r}, expected a name that ends in {SUFFIXES[0]}, for one file, or that of a "
+                "folder; export writes .onnx and .pt2"
+            )
+        if path.suffix in SUFFIXES:
             save_policy(path, weights, figures)
             return path
-        if path.is_dir() and not (path / DESCRIPTION).is_file() and any(path.iterdir()):
+        if path.is_dir() and not (path / DESCRIPTION).is_file() and not begun(path):
             raise ValueError(f"save: {str(path)!r} is a folder of something else; give the name of a new one")
+        card = model_card(self).encode()
         make_folder(path)
-        write_bytes(path / CARD, model_card(self).encode())
         save_policy(path / WEIGHTS, weights, figures)
+        write_bytes(path / CARD, card)
+        # last: a folder without it is no policy's
         write_bytes(path / DESCRIPTION, sealed_json({"version": files.VERSION, **figures}).encode())
         return path
 
@@ -300,7 +306,7 @@ class Policy:
         """
         from sharpwave.training.exported import export_onnx, export_torch
 
-        path = Path(path)
+        path = Path(os.path.expanduser(path))
         if path.suffix not in (".onnx", ".pt2"):
             raise ValueError(f"export: got {path.name!r}, expected a name that ends in .onnx or .pt2")
         (export_onnx if path.suffix == ".onnx" else export_torch)(self, path)

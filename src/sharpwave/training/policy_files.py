@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from sharpwave.agents.learner import NetworkAgent, tensors_of
 from sharpwave.agents.protocol import Agent, Spaces
 from sharpwave.agents.space_tables import space_of, space_table
 from sharpwave.configuration import KIND, from_table, to_table
+from sharpwave.errors import NewerVersionError
 from sharpwave.training import folder as files
 from sharpwave.training import setup
 from sharpwave.training.atomic_files import read_regular, sealed_json
@@ -30,8 +33,10 @@ from sharpwave.training.recipes.recipe import Recipe
 
 POLICY = "policy"
 """Key of a policy's description among the figures in its file."""
-DESCRIPTION, WEIGHTS = "policy.json", "policy.safetensors"
-"""Files of a saved folder, beside its model card."""
+WEIGHTS, CARD, DESCRIPTION = "policy.safetensors", "README.md", "policy.json"
+"""Files of a saved folder, as they are written: weights, model card, and the description, by which it is a policy's."""
+LEFT = re.compile(r"\.(policy\.safetensors|README\.md|policy\.json)\.[0-9a-f]{8}\.partial")
+"""Names of files that a process left when it was killed while it wrote them."""
 MAX_DESCRIPTION_BYTES = 16 << 20
 MAX_PARAMETERS, MAX_TENSORS = 1 << 30, 1 << 16
 """Size limits of an agent that a file describes, in numbers and in tensors of them."""
@@ -94,6 +99,17 @@ def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (OSError, *NO_STATE) as error:
         raise ValueError(f"policy {str(path / DESCRIPTION)!r} cannot be loaded: {error}") from error
     return weights, figures
+
+
+def begun(path: Path) -> bool:
+    """Return whether a folder holds nothing but what ``save`` leaves where it is interrupted."""
+    names = {name for name in os.listdir(path) if not LEFT.fullmatch(name)}
+    if names and names != {WEIGHTS} and names != {WEIGHTS, CARD}:
+        return False
+    try:
+        return not names or bool(read_file(path / WEIGHTS))
+    except (ValueError, NewerVersionError):
+        return False
 
 
 def describe_run(run: Path, recipe: Recipe, about: Any, trust: bool) -> dict[str, Any]:
