@@ -25,7 +25,7 @@ from sharpwave.agents.registry import AGENTS, agent_class
 from sharpwave.agents.space_tables import MAX_SPACE_BYTES, space_of, space_table
 from sharpwave.configuration import from_table, leaves
 from sharpwave.errors import NewerVersionError
-from sharpwave.training import checkpoints, policies
+from sharpwave.training.atomic_files import write_bytes
 from sharpwave.training.checkpoints import load_policy, save_policy
 from sharpwave.training.policies import Policy
 from sharpwave.training.policy_files import POLICY
@@ -50,10 +50,10 @@ OWN = {"dqn": IMAGES, "r2d2": MASKED, "rainbow": MASKED, "ppo": CONTINUOUS, "iql
 """Spaces of algorithms that act in several kinds; the others' are the first in which they act."""
 
 
-def small_agent(kind, spaces=None, seed=0):
+def small_agent(kind, spaces=None, seed=0, **further):
     """An agent of a few units with random weights."""
     made = agent_class(kind)
-    table = {one.key: SMALL[one.key] for one in leaves(made.Settings()) if one.key in SMALL}
+    table = {one.key: SMALL[one.key] for one in leaves(made.Settings()) if one.key in SMALL} | further
     settings = from_table(made.Settings(), table)
     for tried in (spaces,) if spaces else (OWN[kind],) if kind in OWN else (FREE, CONTINUOUS, TEAM):
         torch.manual_seed(seed)
@@ -154,12 +154,35 @@ def test_an_agent_with_a_memory_says_that_it_lacks_the_reward():
     assert np.ndim(one) == 0 and np.ndim(policy.predict(row(obs, 0), memory, reward=1.0)[0]) == 0
 
 
+@pytest.mark.parametrize("kind", ["r2d2", "agent57", "vdn"])
+def test_arguments_of_another_number_are_named_with_the_one_expected(kind):
+    policy = policy_of(small_agent(kind))
+    if not policy.agent.remembers:
+        policy = policy_of(small_agent(kind, recurrent=True))
+    obs = sampled(policy.observation_space, 4)
+    _, state = policy.predict({name: part[:3] for name, part in obs.items()} if isinstance(obs, dict) else obs[:3])
+    with pytest.raises(ValueError, match=r"state: got that of 3 observations, expected .* for 4 observations"):
+        policy.predict(obs, state)
+    for junk in (np.zeros((4, 8)), "junk", (None,), {}):
+        with pytest.raises(ValueError, match=rf"state: got {type(junk).__name__}, expected what the last call"):
+            policy.predict(obs, junk)
+    _, state = policy.predict(obs)
+    for name, given, got in (
+        ("episode_start", [True, False], r"shape \(2,\)"),
+        ("reward", np.zeros(3), r"shape \(3,\)"),
+        ("reward", "x", "'x'"),
+    ):
+        with pytest.raises(ValueError, match=rf"{name}: got {got}, expected one .* for each of 4 observations"):
+            policy.predict(obs, state, **{name: given})
+
+
 @pytest.mark.parametrize(
     ("space", "obs", "message"),
     [
         (NUMBERS, np.zeros(4, np.float32), r"got shape \(4,\) float32, expected \(3,\) float32, or \(N, 3\)"),
         (NUMBERS, np.zeros((2, 2, 3), np.float32), r"got shape \(2, 2, 3\) float32"),
-        (NUMBERS, np.zeros(3, np.int64), r"got shape \(3,\) int64, expected \(3,\) float32"),
+        (NUMBERS, np.full(3, (1 << 24) + 1), r"got shape \(3,\) int64, expected \(3,\) float32"),
+        (NUMBERS, np.zeros((0, 3), np.float32), "observation: got none, expected one or more of Box"),
         (NUMBERS, [[1.0], [1.0, 2.0]], "expected an array of Box"),
         (NUMBERS, {"obs": np.zeros(3)}, "expected .* float32"),
         (Box(0, 255, (4, 4), np.uint8), np.zeros((4, 4), np.float32), r"\(4, 4\) float32, expected \(4, 4\) uint8"),
@@ -184,6 +207,7 @@ def test_observations_that_mean_the_same_are_taken():
     policy = policy_of(small_agent("dqn", FREE))
     obs = np.array([0.5, -1.0, 2.0])
     assert policy.act(obs) == policy.act(obs.tolist()) == policy.act(obs.astype(np.float32))
+    assert policy.act([1, 0, -3]) == policy.act(np.array([1, 0, -3], np.int8)) == policy.act([1.0, 0.0, -3.0])
     nested = Spaces(Dict({"0": NUMBERS, "1/a": Discrete(4)}), Discrete(3))
     policy = policy_of(small_agent("dqn", nested))
     flat = {"0": obs, "1/a": 2}
@@ -376,7 +400,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
 
 def test_a_save_that_was_interrupted_is_made_up_for(tmp_path, monkeypatch):
     """Each write fails once; the folder is no policy's then, and saving again completes it."""
-    policy, written = policy_of(small_agent("sac")), policies.write_bytes
+    policy, written = policy_of(small_agent("sac")), write_bytes
     for failing in ("policy.safetensors", "README.md", "policy.json"):
         folder = tmp_path / failing.partition(".")[2]
 
@@ -386,8 +410,8 @@ def test_a_save_that_was_interrupted_is_made_up_for(tmp_path, monkeypatch):
             written(path, content)
 
         with monkeypatch.context() as patch:
-            patch.setattr(policies, "write_bytes", write)
-            patch.setattr(checkpoints, "write_bytes", write)
+            for module in ("policies", "checkpoints"):
+                patch.setattr(f"sharpwave.training.{module}.write_bytes", write)
             with pytest.raises(OSError):
                 policy.save(folder)
         with pytest.raises(ValueError):

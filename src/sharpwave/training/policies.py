@@ -196,14 +196,17 @@ class Policy:
             reward: of the step before, float or float [N], for agents that remember; None: 0, which agents that were
                 trained to see it may act worse by.
         Raises:
-            ValueError: the observation is not of ``observation_space``.
+            ValueError: the observation is not of ``observation_space``, or other arguments are of another number.
         """
         obs, single = _batch(observation, self.observation_space)
         lanes = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        if lanes == 0:
+            raise ValueError(f"observation: got none, expected one or more of {self.observation_space}")
         if state is None or not self.agent.remembers:
             state = self.agent.begin(lanes)
         else:
-            begun = np.broadcast_to(np.asarray(False if episode_start is None else episode_start, np.bool_), lanes)
+            _check_state(state, self.agent.begin(lanes))
+            begun = _each("episode_start", False if episode_start is None else episode_start, lanes, np.bool_)
             if reward is None and not self._told and not begun.all() and "reward" in self._memory():
                 self._told = True
                 warnings.warn(
@@ -212,7 +215,7 @@ class Policy:
                     UserWarning,
                     stacklevel=2,
                 )
-            rewards = np.broadcast_to(np.asarray(0.0 if reward is None else reward, np.float32), lanes)
+            rewards = _each("reward", 0.0 if reward is None else reward, lanes, np.float32)
             state = self.agent.observe(state, rewards, begun)
         acted = self.agent.act(obs, state, self.steps, explore=not deterministic)
         return acted.action[0] if single else acted.action, acted.state if self.agent.remembers else None
@@ -313,7 +316,38 @@ class Policy:
         return path
 
 
-# Observations
+# Arguments
+
+
+def _each(name: str, given: Any, lanes: int, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """Return an argument as [lanes], given for all environments or for each.  Raises: ValueError."""
+    try:
+        return np.broadcast_to(np.asarray(given, dtype), lanes)
+    except (TypeError, ValueError) as error:
+        shape = f"shape {np.shape(given)}" if isinstance(given, np.ndarray | list | tuple) else repr(given)[:80]
+        raise ValueError(
+            f"{name}: got {shape}, expected one {dtype.__name__}, or one for each of {lanes} observations"
+        ) from error
+
+
+def _check_state(given: Any, expected: Any) -> None:
+    """Check that a state is of as many environments as there are observations.  Raises: ValueError."""
+    lanes = _lanes(expected)
+    if lanes is None:  # the state of an agent that a program registered, which checks it itself
+        return
+    said = f"expected what the last call of predict returned, for {lanes} observations"
+    if not isinstance(given, type(expected)):
+        raise ValueError(f"state: got {type(given).__name__}, {said}; None where all episodes begin")
+    if _lanes(given) != lanes:
+        raise ValueError(f"state: got that of {_lanes(given)} observations, {said}")
+    found, own = (np.shape(getattr(one, "core", None)) for one in (given, expected))
+    if found != own:
+        raise ValueError(f"state: got a memory of shape {found}, expected {own}: it is another policy's")
+
+
+def _lanes(state: Any) -> int | None:
+    lanes = getattr(state, "lanes", None)
+    return lanes.stop - lanes.start if isinstance(lanes, slice) else None
 
 
 def _form(space: Space[Any]) -> Any:
@@ -361,9 +395,9 @@ def _rows(name: str, obs: Any, space: Space[Any]) -> tuple[npt.NDArray[Any], boo
         array = np.asarray(obs)
     except ValueError as error:  # lists of different lengths
         raise ValueError(f"{what}: got {type(obs).__name__}, expected an array of {space}: {error}") from error
-    whole = array.dtype.kind in "bui" and dtype.kind in "bui"
-    cast = array.astype(dtype, copy=False) if whole or array.dtype.kind == "f" == dtype.kind else array
-    alike = cast.dtype == dtype and (not whole or cast is array or bool((cast == array).all()))
+    fits = array.dtype.kind in "bui" and dtype.kind in "buif"  # what holds the same numbers is taken
+    cast = array.astype(dtype, copy=False) if fits or array.dtype.kind == "f" == dtype.kind else array
+    alike = cast.dtype == dtype and (not fits or cast is array or bool((cast == array).all()))
     single = array.shape == shape
     if not alike or not (single or array.shape[1:] == shape):
         raise ValueError(
