@@ -95,9 +95,8 @@ class CalQL(MeasuredData, SAC):
 
     def reference(self, batch: Any) -> Tensor:
         """Return the data's own returns from each item on, float32 [B]: -infinity where they aren't known yet."""
-        known = batch.mask_of(RETURN_TO_GO)
         returns: Tensor = self.rewards(batch[RETURN_TO_GO])
-        return returns.masked_fill(~known, -math.inf)
+        return returns.masked_fill(~batch.mask_of(RETURN_TO_GO) | returns.isnan(), -math.inf)
 
     def sampled(self, inputs: Any, next_inputs: Any) -> tuple[Tensor, Tensor]:
         """Draw actions whose values the penalty sums: random ones, the policy's here and its at the next state.

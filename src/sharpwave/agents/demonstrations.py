@@ -14,6 +14,7 @@ from sharpwave.agents.protocol import ViewSettings
 from sharpwave.agents.replay import MEMORY, linear
 from sharpwave.configuration import expect, setting
 from sharpwave.offline.recorded import Recorded, RecordedEpisodes
+from sharpwave.offline.surveys import BROKEN_OFF
 from sharpwave.teams import ACTION_MASK
 
 DEMONSTRATIONS = "demonstrations"
@@ -167,6 +168,8 @@ def check_episodes(episodes: RecordedEpisodes, spec: sw.Spec, what: str) -> None
 def add_recorded(store: sw.Store, one: Recorded, fields: Mapping[str, npt.NDArray[Any]]) -> None:
     """Append an episode to lane 0 of ``store``: its observations, actions and rewards, and further ``fields``."""
     spec = store.spec
+    if one.episode.broken_off:
+        store.annotate(0, {BROKEN_OFF: True}, episode=True)
     store.add_episode(
         obs=spec.join_obs({name: one.obs[name] for name in spec.obs_names}),
         action=spec.join_action({name: one.fields[name] for name in spec.action_names}),

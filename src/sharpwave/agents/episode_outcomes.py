@@ -1,7 +1,8 @@
 """Outcomes of recorded steps: the data's columns that agents need beside a transition, and scales measured by them.
 
 An outcome is known once the step's episode has ended. It is a column of the store that is added when the view is
-opened; ``batch.mask_of(NAME)`` is false for steps of an episode that goes on.
+opened; ``batch.mask_of(NAME)`` is false for steps of an episode that goes on. Returns of an episode that was broken off
+(``BROKEN_OFF``) never get known: they are NaN.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sharpwave as sw
 from sharpwave.agents.learner import NetworkAgent
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.extras import nn
+from sharpwave.offline.surveys import BROKEN_OFF
 
 RETURN_TO_GO, EPISODE_RETURN, NEXT_ACTION = "return_to_go", "episode_return", "next_action"
 """Names of the columns."""
@@ -40,14 +42,17 @@ class OutcomeSettings(TransitionsSettings):
 
     def complete(self, store: sw.Store) -> None:
         """Compute the outcomes of episodes that have ended since the last call."""
-        ways: dict[str, tuple[str, Callable[[Rows], Rows]]] = {
-            RETURN_TO_GO: ("reward", lambda reward: returns_to_go(reward, self.gamma)),
-            EPISODE_RETURN: ("reward", lambda reward: np.full(len(reward), reward.sum(dtype=np.float64), np.float32)),
-            NEXT_ACTION: ("action", lambda action: following(action, self.n_step)),
+        ways: dict[str, Callable[[Any], Rows]] = {
+            RETURN_TO_GO: lambda one: _unless_broken_off(one, returns_to_go(one.reward, self.gamma)),
+            EPISODE_RETURN: lambda one: _unless_broken_off(one, np.full(one.length, one.total_reward, np.float32)),
+            NEXT_ACTION: lambda one: following(one.action, self.n_step),
         }
         for outcome in self.OUTCOMES:
-            need, way = ways[outcome]
-            store.derive(outcome, way, needs=(need,))
+            store.derive(outcome, ways[outcome])
+
+
+def _unless_broken_off(one: Any, returns: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return np.full_like(returns, np.nan) if one.info.get(BROKEN_OFF) else returns
 
 
 def complete(replay: Any, store: sw.Store) -> None:
@@ -116,4 +121,5 @@ class MeasuredData(NetworkAgent):
 
         standardize(self.inputs, batch.obs, MeasuredInputs)
         if self._normalizes:
-            self.rewards.measure(batch[EPISODE_RETURN][batch.mask_of(EPISODE_RETURN)])
+            returns = batch[EPISODE_RETURN][batch.mask_of(EPISODE_RETURN)]
+            self.rewards.measure(returns[~returns.isnan()])

@@ -49,7 +49,8 @@ class RecordedEpisodes:
     lane: segments need not be in the order of their steps, and a checkpoint's are not.
 
     Args:
-        best_share: share of episodes to read, the highest returns first; one at least.
+        best_share: share of episodes to read, the highest returns first; one at least. Below 1, of those that were not
+            broken off.
     Attributes:
         spec: of the store. ``steps``: number of steps of these episodes.
 
@@ -62,7 +63,7 @@ class RecordedEpisodes:
         if self._found.damages:
             raise DamagedError(f"{str(folder)!r}: {self._found.damages[0]}; see `sharpwave verify`")
         whole = sorted(
-            (episode for episode in self._found.episodes if episode.whole),
+            (one for one in self._found.episodes if one.whole and (best_share == 1.0 or not one.broken_off)),
             key=lambda episode: (episode.first_step + episode.steps, episode.lane),
         )
         self._episodes = [whole[one] for one in best_of([episode.total for episode in whole], best_share)]

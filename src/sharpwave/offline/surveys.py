@@ -37,6 +37,9 @@ from sharpwave.offline.value_files import LateValues
 from sharpwave.spec import ENDED, START, TERMINATED
 
 End = Literal["terminated", "truncated", "unfinished"]
+BROKEN_OFF = "broken_off"
+"""Annotation of an episode that its program ended early, as runs do at a checkpoint: true. The store has it as
+truncated, but what its rewards sum to is no return of the environment."""
 
 
 class TooLargeError(ValueError):
@@ -73,6 +76,11 @@ class EpisodeSpan:
     def whole(self) -> bool:
         """Whether both its first and its last step are in the store."""
         return self.begun and self.end != "unfinished"
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether its program ended it early, and said so."""
+        return bool(self.annotations.get(BROKEN_OFF))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,11 @@ CLONING = "bc"
 
 
 def note_behavior(store: sw.Store, recipe: Recipe, returns: list[float]) -> None:
-    """Annotate the store with the mean of the data's episode returns, unless these are other sums than scores are."""
+    """Annotate the store with the mean of the data's episode returns, unless these are other sums than scores are.
+
+    Args:
+        returns: of the episodes that were not broken off.
+    """
     if returns and not (isinstance(recipe.env, Atari) and recipe.env.clip_rewards):
         store.annotate(None, {KEY: {"mean": fmean(returns), "episodes": len(returns)}})
 

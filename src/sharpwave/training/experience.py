@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Acted, Agent
+from sharpwave.offline.surveys import BROKEN_OFF
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training.actors.channels import Counters, shared_weights
 from sharpwave.training.actors.hub import Hub
@@ -54,7 +55,7 @@ class LocalExperience(Experience):
     ) -> None:
         self._writer = store.writer(env.num_envs) if isinstance(store, sw.Cluster) else None
         target: Any = store if self._writer is None else self._writer
-        self._recorded, self._agent = sw.Recorder(env, target), agent
+        self._recorded, self._agent, self._store = sw.Recorder(env, target), agent, store
         self._seed, self._progress = seed, progress
         self._lanes = int(env.num_envs)
         self._sums = EpisodeSums(self._lanes)
@@ -94,6 +95,11 @@ class LocalExperience(Experience):
         return Arrived(self._lanes, episodes)
 
     def break_off(self) -> None:
+        if isinstance(self._store, sw.Store):
+            for lane in range(self._lanes):
+                self._store.annotate(lane, {BROKEN_OFF: True}, episode=True)
+                if not self._store.break_episode(lane):
+                    self._store.annotate(lane, {BROKEN_OFF: None}, episode=True)  # it was the next episode's
         self._obs, _ = self._recorded.reset(seed=episode_seed(self._seed, self._progress.steps))
         self._state = self._agent.begin(self._lanes)
         self._sums.break_off()

@@ -31,6 +31,7 @@ from sharpwave.data.formats import ENDINGS, SOURCES, open_source
 from sharpwave.disk.store_folder import MANIFEST
 from sharpwave.offline.recorded import RecordedEpisodes, best_of
 from sharpwave.offline.scan import describe
+from sharpwave.offline.surveys import BROKEN_OFF
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, opened
 from sharpwave.training.beside_data import note_behavior
 from sharpwave.training.folder import CONFIG, REPLAY, checkpoints
@@ -151,7 +152,7 @@ def read_data(recipe: Recipe, spaces: Spaces, spec: sw.Spec, make: Callable[[int
             else:
                 with sw.Store(spec, capacity=steps + SPARE_STEPS) as every:
                     sw.load(source, into=every, progress=False)
-                    whole = [one for one in every.episodes() if one.whole]
+                    whole = [one for one in every.episodes() if one.whole and not one.info.get(BROKEN_OFF)]
                     for one in (whole[index] for index in best_of([one.total_reward for one in whole], share)):
                         store.add_episode(
                             obs=one.obs, action=one.action, reward=one.reward, terminated=one.ended == "terminated"
@@ -159,7 +160,8 @@ def read_data(recipe: Recipe, spaces: Spaces, spec: sw.Spec, make: Callable[[int
             returns = []
             for episode in store.episodes():
                 _check_actions(np.asarray(episode.action), spaces, source)
-                returns.append(episode.total_reward)
+                if not episode.info.get(BROKEN_OFF):
+                    returns.append(episode.total_reward)
             note_behavior(store, recipe, returns)
             return store
         with folder_of(path) as folder:
@@ -167,7 +169,8 @@ def read_data(recipe: Recipe, spaces: Spaces, spec: sw.Spec, make: Callable[[int
             check_episodes(episodes, spec, f"--data: {source!r}")
             store, returns = _made(recipe, episodes.steps, make, episodes.origin(path)), []
             for recorded in episodes:
-                returns.append(float(recorded.reward.sum(dtype=np.float64)))
+                if not recorded.episode.broken_off:
+                    returns.append(float(recorded.reward.sum(dtype=np.float64)))
                 for name in spec.action_names:
                     _check_actions(recorded.fields[name], spaces, source)
                 add_recorded(store, recorded, {})
