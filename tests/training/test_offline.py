@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,8 +16,8 @@ from safetensors.numpy import load_file
 
 import sharpwave as sw
 from sharpwave.cli import main
-from sharpwave.training.beside_data import behavior_of, note_behavior
-from sharpwave.training.folder import checkpoints, new_folder
+from sharpwave.training.beside_data import behavior_of, cloning_beside, note_behavior
+from sharpwave.training.folder import checkpoints, new_folder, read_config
 from sharpwave.training.offline_data import about
 from sharpwave.training.recipes import default_recipe, load_recipe
 from sharpwave.training.recipes.recipe import Atari, Gymnasium, Recipe
@@ -120,7 +121,7 @@ def test_every_form_of_the_same_data_teaches_the_same(kept, tmp_path, monkeypatc
 
 
 def test_a_run_records_the_version_it_learned_from(kept, tmp_path, capfd, monkeypatch):
-    """A version's name and hash stay while the store goes on, whose own hash changes; data sets have neither."""
+    """A version's name and hash stay while the store goes on, whose own hash changes; a data set has a hash only."""
     folder = shutil.copytree(kept[0] / "disk", tmp_path / "store")
     bc = default_recipe("bc").override(env="CartPole-v1", steps=2, evaluate_every=0)
     with sw.Store.open(folder) as store:
@@ -156,8 +157,16 @@ def test_a_run_records_the_version_it_learned_from(kept, tmp_path, capfd, monkey
     assert summary["learned_from"] == said | {"path": str(copied)}
     console = quiet()
     _, summary = run("offline", bc.override(data=f"npz:{kept[0] / 'set.npz'}"), tmp_path / "set", console)
-    assert summary["learned_from"] == {"path": f"npz:{kept[0] / 'set.npz'}", "version": None, "steps": kept[1]}
+    said = summary["learned_from"]
+    assert said == {"path": f"npz:{kept[0] / 'set.npz'}", "version": None, "steps": kept[1], "sha256": said["sha256"]}
     assert f", no version: {kept[1]:,} steps" in console.file.getvalue()
+    monkeypatch.chdir(tmp_path)
+    for added in (0, 1):
+        arrays = dict(np.load(kept[0] / "set.npz"))
+        name = "reward" if "reward" in arrays else "rewards"
+        np.savez("set.npz", **arrays | {name: arrays[name] + added})
+        _, summary = run("offline", bc.override(data="set.npz"), tmp_path / f"set {added}", quiet())
+        assert (summary["learned_from"]["sha256"] == said["sha256"]) == (added == 0)
 
 
 def test_a_resumed_run_says_that_data_that_it_reads_again_have_changed(kept, tmp_path):
@@ -228,8 +237,12 @@ def test_episodes_that_a_run_broke_off_are_no_returns_of_its_data(tmp_path):
             assert known == [one.ended == "terminated" for one in store.episodes()] and not all(known)
     _, best = run("offline", recipe.override(best_share=0.5), tmp_path / "best", quiet())
     assert best["replay_steps"] == sum(sorted(returns, reverse=True)[: len(returns) // 2])
+    origin = best["learned_from"]
+    assert origin["learned"] == best["replay_steps"] < origin["steps"]
+    assert f", of which {origin['learned']:,} are learned from" in repr(TrainingRun.open(tmp_path / "best"))
 
 
+@pytest.mark.filterwarnings("ignore:.*CartPole-v0 is out of date:DeprecationWarning")
 def test_a_run_is_set_beside_its_data_and_cloning(kept, tmp_path):
     """Cloning of other data, or of some of their episodes, does not count; of a store, any copy of its content does."""
     data, _, lengths = kept
@@ -237,6 +250,7 @@ def test_a_run_is_set_beside_its_data_and_cloning(kept, tmp_path):
     others: list[tuple[str, dict[str, Any]]] = [
         ("other", {"data": str(data / "unsaid"), "env": "CartPole-v1"}),
         ("share", {"best_share": 0.5}),
+        ("elsewhere", {"env": "CartPole-v0"}),
         ("unplayed", {"evaluate_every": 0}),
     ]
     for name, changes in others:
@@ -261,6 +275,38 @@ def test_a_run_is_set_beside_its_data_and_cloning(kept, tmp_path):
     assert f"is below {scores[2]:,.2f} of cloning of the same data ({tmp_path / 'bc'})" in text
     assert TrainingRun.open(made).summary["behavior"] == found
     assert "BELOW cloning" in repr(TrainingRun.open(made))
+
+
+@pytest.mark.filterwarnings("ignore:.*CartPole-v0 is out of date:DeprecationWarning")
+def test_data_of_another_environment_are_not_compared(kept, tmp_path):
+    for env, comparable in (("CartPole-v1", True), ("CartPole-v0", False)):
+        recipe = default_recipe("bc").override(data=str(kept[0] / "disk"), env=env, steps=1, evaluate_every=0)
+        folder, _ = run("offline", recipe, tmp_path / env, quiet())
+        with sw.Store.open(checkpoints(folder)[-1] / "replay") as store:
+            assert (behavior_of(store) is not None) == comparable
+
+
+def test_folders_that_cannot_be_entered_are_passed_over(kept, tmp_path, monkeypatch):
+    recipe = default_recipe("bc").override(data=str(kept[0] / "disk"), steps=1, evaluate_every=0)
+    folder, _ = run("offline", recipe, tmp_path / "runs" / "own", quiet())
+    config = read_config(folder)
+    (tmp_path / "runs" / "others").mkdir()
+    real = Path.stat
+
+    def stat(path, **settings):
+        if "others" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **settings)
+
+    def iterdir(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with pytest.raises(PermissionError):
+        (tmp_path / "runs" / "others" / "summary.json").is_file()
+    assert cloning_beside(folder, config) is None
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert cloning_beside(folder, config) is None
 
 
 def test_clipped_rewards_are_no_scores():
@@ -320,14 +366,44 @@ def test_a_run_goes_on_in_the_environment(swung, tmp_path, kind):
             assert (checkpoints(half)[-1] / name).read_bytes() == (checkpoints(folder)[-1] / name).read_bytes()
 
 
-def test_capacity_covers_the_steps_that_are_played(swung, tmp_path):
+def test_capacity_covers_the_steps_that_are_played(swung, tmp_path, monkeypatch):
     recipe = default_recipe("td3bc").override(data=str(swung), steps=9, online_after=5, evaluate_every=0, capacity=399)
-    with pytest.raises(ValueError, match="--capacity: got 399"):
+    with pytest.raises(ValueError, match=r"--capacity: got 399, expected at least 404, the 400 steps of .* and the 4 "):
         run("offline", recipe, tmp_path / "run", quiet())
+    with pytest.raises(ValueError, match=r"got 99, .* at least 200, the 200 steps of the best 0.5 of '.*: all are"):
+        run("offline", recipe.override(capacity=99, best_share=0.5, steps=5), tmp_path / "run", quiet())
+    folder, _ = run("offline", recipe.override(capacity=1_500, batch_size=4), tmp_path / "run", quiet())
+    with pytest.raises(
+        ValueError, match=r"--capacity: got 1,500, expected at least 1,501, the 404 steps of .* the 1,097"
+    ):
+        resume(folder, {"steps": 1_106}, quiet())
+    with monkeypatch.context() as patch:  # the room is made, however little of it is used here
+        found: list[int] = []
+        patch.setattr("sharpwave.training.run.RunParts.train", lambda parts, *args: found.append(args[2].capacity))
+        resume(folder, {"steps": 1_105}, quiet())
+        assert found[0] >= 1_500
+    with pytest.raises(ValueError, match="save-replay: got False, expected True with --online-after"):
+        recipe.override(save_replay=False)
     with pytest.raises(ValueError, match=r"--action-noise: .* it needs --online-after"):
         default_recipe("td3bc").override(action_noise=0.2)
     with pytest.raises(ValueError, match=r"--weight-decay: got 0.1, which has no effect"):
         default_recipe("calql").override(weight_decay=0.1)
+
+
+def test_continuous_actions_beyond_the_bounds_are_refused(tmp_path):
+    """The pendulum's are at most 2."""
+    pendulum = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((1,), "float32"))
+    for number, (action, fits) in enumerate([(2.00001, True), (2.1, False), (-3.0, False), (np.nan, False)]):
+        with sw.Store(pendulum, disk=tmp_path / str(number), capacity=100) as store:
+            actions = np.array([[0.5], [action], [-2.0]])
+            store.add_episode(obs=np.zeros((4, 3)), action=actions, reward=np.zeros(3), terminated=True)
+        bc = default_recipe("bc").override(data=str(tmp_path / str(number)), env="Pendulum-v1", steps=1)
+        recipe = bc.override(evaluate_every=0)
+        if fits:
+            run("offline", recipe, tmp_path / f"run {number}", quiet())
+        else:
+            with pytest.raises(ValueError, match=f"has an action with {action:g}, expected -2 to 2 there, as Pendulum"):
+                run("offline", recipe, tmp_path / f"run {number}", quiet())
 
 
 def strange(folder, action=1, **annotations):

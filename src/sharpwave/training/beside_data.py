@@ -54,31 +54,34 @@ class Reached(NamedTuple):
 def cloning_beside(folder: Path, config: files.Config) -> Reached | None:
     """Return what cloning of the same data reached, by the runs beside ``folder``; of several, the best; None: no run.
 
-    Runs are of the same data if their names of it, or the hashes of its content, and their shares of its episodes are
-    equal.
+    Runs are of the same data if the hashes of its content, and their shares of its episodes, are equal. They are
+    compared if they were played in the same environment.
     """
     found = []
-    for other in sorted(folder.absolute().parent.iterdir()):
-        if other == folder.absolute() or not (other / files.SUMMARY).is_file():
-            continue
+    try:
+        beside = sorted(folder.absolute().parent.iterdir())
+    except OSError:  # others may enter this folder, but not list those beside it
+        return None
+    for other in beside:
         try:
+            if other == folder.absolute() or not (other / files.SUMMARY).is_file():
+                continue
             theirs = files.read_config(other)
             compared: Any = (files.read_summary(other) or {}).get(KEY)
             if theirs.recipe.agent.kind == CLONING and _same_data(config, theirs):
                 last = compared["last"]
                 found.append(Reached(float(last["mean"]), float(last["error"]), int(last["episodes"]), str(other)))
-        except (ValueError, TypeError, LookupError, OSError):  # damaged, of another release, or without evaluations
+        except (ValueError, TypeError, LookupError, OSError):  # damaged, another's, or without evaluations
             continue
     return max(found, default=None)
 
 
 def _same_data(one: files.Config, other: files.Config) -> bool:
-    shares = [config.recipe.agent.best_share for config in (one, other)]
-    origins = [config.learned_from for config in (one, other)]
-    if shares[0] != shares[1] or None in origins:
-        return False
-    hashes = [origin.get("sha256") for origin in origins if origin is not None]
-    return hashes[0] == hashes[1] if None not in hashes else origins[0] == origins[1]
+    mine, theirs = (
+        (config.recipe.env.name, config.recipe.agent.best_share, (config.learned_from or {}).get("sha256"))
+        for config in (one, other)
+    )
+    return mine == theirs and mine[2] is not None
 
 
 def compared(folder: Path, config: files.Config, behavior: dict[str, Any] | None, last: list[float]) -> dict[str, Any]:

@@ -335,14 +335,14 @@ def as_minutes(value: Any, name: str) -> float:
 
 
 def as_origin(value: Any) -> dict[str, Any] | None:
-    """Return the identity of recorded data: ``path``, ``version`` (a name, or None) and ``steps``; of a store also its
-    id, ``segments`` and ``sha256``. None: there are none."""
+    """Return the identity of recorded data: ``path``, ``version`` (a name, or None) and ``steps``, all that there
+    are; ``learned``, if they are fewer; ``sha256``; of a store its id and ``segments``. None: there are none."""
     if value is None:
         return None
     if not isinstance(value, dict):
         raise ValueError(f"learned_from is {_shown(value)}, expected a dict")
     for name, one in value.items():
-        if name in ("steps", "segments"):
+        if name in ("steps", "segments", "learned"):
             as_count(one, name)
         elif not isinstance(one, str) and (name != "version" or one is not None):
             raise ValueError(f"{name} is {_shown(one)}, expected text")

@@ -6,6 +6,7 @@ locked or changed, and another process may be writing it.
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 import tempfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.spaces import Box
 
 import sharpwave as sw
 from sharpwave.agents.actions import NumberedActions
@@ -48,6 +50,8 @@ KEY = "environment"
 """Annotation of a recording's store: the settings of its environment."""
 COMPARED = {"atari": ("name", "crop", "actions", "full_actions", "frame_skip", "clip_rewards", "life_loss_ends")}
 """Settings on which the meaning of actions, rewards and pictures depends; the sizes of frames are the store's own."""
+ROUNDING = 1e-5
+"""Share of a bound by which a continuous action may exceed it, as rounding makes them."""
 READABLE = (OSError, sw.DamagedError)
 
 
@@ -146,7 +150,7 @@ def read_data(recipe: Recipe, spaces: Spaces, spec: sw.Spec, make: Callable[[int
         if path is None:
             with closing(open_source(source)) as data:
                 steps = data.steps
-            store = _made(recipe, steps, make, {"path": source, "version": None, "steps": steps})
+            store = _made(recipe, steps, make)
             if share == 1.0:
                 sw.load(source, into=store, progress=False)
             else:
@@ -157,53 +161,91 @@ def read_data(recipe: Recipe, spaces: Spaces, spec: sw.Spec, make: Callable[[int
                         store.add_episode(
                             obs=one.obs, action=one.action, reward=one.reward, terminated=one.ended == "terminated"
                         )
-            returns = []
+            returns, digest = [], hashlib.sha256()
             for episode in store.episodes():
-                _check_actions(np.asarray(episode.action), spaces, source)
+                actions = np.asarray(episode.action)
+                _check_actions(actions, spaces, source)
+                for array in (*map(episode.observations, spec.obs_names), actions, episode.reward):
+                    digest.update(array.tobytes())
+                digest.update(str(episode.ended).encode())
                 if not episode.info.get(BROKEN_OFF):
                     returns.append(episode.total_reward)
-            note_behavior(store, recipe, returns)
-            return store
+            origin = {"path": source, "version": None, "steps": steps, "sha256": digest.hexdigest()}
+            return _noted(store, recipe, origin, returns)
         with folder_of(path) as folder:
             episodes = RecordedEpisodes(folder, share)
             check_episodes(episodes, spec, f"--data: {source!r}")
-            store, returns = _made(recipe, episodes.steps, make, episodes.origin(path)), []
+            store, returns = _made(recipe, episodes.steps, make), []
             for recorded in episodes:
                 if not recorded.episode.broken_off:
                     returns.append(float(recorded.reward.sum(dtype=np.float64)))
                 for name in spec.action_names:
                     _check_actions(recorded.fields[name], spaces, source)
                 add_recorded(store, recorded, {})
-            note_behavior(store, recipe, returns)
-            return store
+            said = _annotated(folder)
+            comparable = said is None or said.name == recipe.env.name
+            return _noted(store, recipe, episodes.origin(path), returns if comparable else [])
     except READABLE as error:
         raise _unreadable(source, error) from error
 
 
-def _made(recipe: Recipe, steps: int, make: Callable[[int], sw.Store], origin: dict[str, Any]) -> sw.Store:
-    """Make the store for the data's ``steps`` and those that the run plays later.
+def _made(recipe: Recipe, steps: int, make: Callable[[int], sw.Store]) -> sw.Store:
+    """Make the store for the data's ``steps`` and those that the run plays later.  Raises: as ``_room``."""
+    return make(_room(recipe, steps, 0) + SPARE_STEPS)
+
+
+def make_room(recipe: Recipe, store: sw.Store | sw.Cluster, made: int) -> None:
+    """Let the store of a resumed offline run, after ``made`` steps, hold what the run plays from now on, too.
+
+    Raises: as ``_room``.
+    """
+    if recipe.offline and isinstance(store, sw.Store) and store.capacity is not None:
+        store.resize(capacity=max(store.capacity, _room(recipe, len(store), made) + SPARE_STEPS))
+
+
+def _room(recipe: Recipe, steps: int, made: int) -> int:
+    """Return ``steps`` that are stored, and those that a run plays after ``made`` of its own.
 
     Raises:
         ValueError: they exceed the recipe's capacity.
     """
-    after = getattr(recipe.agent, "online_after", None)
-    played = 0 if after is None else max(0, recipe.training.steps - after)
-    if steps > recipe.replay.capacity:
+    after, capacity = getattr(recipe.agent, "online_after", None), recipe.replay.capacity
+    played = 0 if after is None else max(0, recipe.training.steps - max(after, made))
+    if steps + played > capacity:
+        share = recipe.agent.best_share
+        whose = f"{'' if share == 1.0 else f'the best {share:g} of '}{recipe.agent.data!r}"
+        own = f" and the {played:,} that the run plays after --online-after" if played else ""
         raise ValueError(
-            f"--capacity: got {recipe.replay.capacity:,}, expected at least the {steps:,} steps of "
-            f"{recipe.agent.data!r}: all are learned from"
+            f"--capacity: got {capacity:,}, expected at least {steps + played:,}, the {steps:,} steps of {whose}{own}: "
+            "all are learned from"
         )
-    store = make(steps + min(played, recipe.replay.capacity - steps) + SPARE_STEPS)
+    return steps + played
+
+
+def _noted(store: sw.Store, recipe: Recipe, origin: dict[str, Any], returns: list[float]) -> sw.Store:
+    """Annotate the store with the identity of the data, and with what they reached; return it."""
+    if len(store) != origin["steps"]:
+        origin["learned"] = len(store)
     store.annotate(None, {LEARNED_FROM: origin})
+    note_behavior(store, recipe, returns)
     return store
 
 
 def _check_actions(actions: Any, spaces: Spaces, source: str) -> None:
-    """Check that numbered actions belong to the environment: others would be learned as some action of it."""
-    try:
-        valid = NumberedActions(spaces, "offline").valid(actions)
-    except ValueError:  # continuous ones
+    """Check that actions belong to the environment: no policy makes others, so that numbered ones would be learned as
+    some other action, and continuous ones as the nearest."""
+    space: Any = spaces.action
+    if isinstance(space, Box):
+        near = ROUNDING * (np.abs(space.low) + np.abs(space.high))
+        valid = (actions >= space.low - near) & (actions <= space.high + near)  # neither holds of NaN
+        if not valid.all():
+            low, high = (np.broadcast_to(bound, actions.shape)[~valid][0] for bound in (space.low, space.high))
+            raise ValueError(
+                f"--data: {source!r} has an action with {actions[~valid][0]:g}, expected {low:g} to {high:g} there, as "
+                f"{spaces.env} has; scale or clip the data's actions"
+            )
         return
+    valid = NumberedActions(spaces, "offline").valid(actions)
     if not valid.all():
         raise ValueError(
             f"--data: {source!r} has action {actions[~valid][0]}, expected those of {spaces.env}, {spaces.action}"

@@ -226,6 +226,8 @@ def origin_text(origin: dict[str, Any]) -> str:
     said = f"{origin['path']}, {version}: {origin['steps']:,} steps"
     if "segments" in origin:
         said += f" in {origin['segments']:,} segments"
+    if "learned" in origin:
+        said += f", of which {origin['learned']:,} are learned from"
     return printable(said + (f", sha256 {origin['sha256'][:12]}" if "sha256" in origin else ""))
 
 

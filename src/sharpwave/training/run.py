@@ -40,7 +40,7 @@ from sharpwave.training.evaluation import HeldOutEvaluations
 from sharpwave.training.experience import ActorExperience, LaterExperience, LocalExperience, NoExperience
 from sharpwave.training.logs import Display, JsonLines, TensorBoard, WeightsAndBiases, check_tracking
 from sharpwave.training.loop import train
-from sharpwave.training.offline_data import learned_from, with_environment
+from sharpwave.training.offline_data import learned_from, make_room, with_environment
 from sharpwave.training.own_environments import check_given, given_again
 from sharpwave.training.policy_files import describe
 from sharpwave.training.progress import Metrics, TrainingState
@@ -146,6 +146,7 @@ def resume(
                 return TrainingRun(folder, summary)
             store, view, replay_id = saved.memory
             parts.stack.callback(_close, store, parts.say)
+            make_room(recipe, store, saved.state.progress.steps)
             _tell_resumed(folder, recipe, saved, store, parts.say)
             origin = learned_from(store, view)
             if origin != config.learned_from and origin is not None and config.learned_from is not None:

@@ -417,6 +417,9 @@ class Recipe:
             expect(self.training, "warmup_steps", not self.training.warmup_steps, f"0: {why}")
             expect(self.training, "update_every", self.training.update_every == 1, f"1: {why}")
             expect(self.evaluation, "evaluate_from", self.evaluation.evaluate_from is None, f"none: {why}")
+            alone = getattr(self.agent, "online_after", None) is None
+            kept = alone or self.replay.save_replay
+            expect(self.replay, "save_replay", kept, "True with --online-after: a resumed run would lack its own steps")
             if self._utd is not None:
                 expect(self.agent, "utd", False, f"none: {why}")
 
