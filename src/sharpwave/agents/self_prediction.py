@@ -4,6 +4,8 @@ it, so that a torso learns what actions change even where rewards are rare.
 Features are kept between 0 and 1 by each item's least and largest. They are compared behind the first layer of the
 Q-head, whose weights the loss trains, too. Targets are those of the target network.
 
+Steps behind an episode's end have no loss, but the model's batch normalization counts them, as in the authors' code.
+
 Source: Schwarzer et al. (2021), Data-efficient reinforcement learning with self-predictive representations (SPR).
 """
 
@@ -107,7 +109,7 @@ def prediction_losses(predicted: Tensor, target: Tensor, mask: Tensor) -> Tensor
 
     Args:
         predicted, target: float [B, K, units].
-        mask: bool [B, K], steps of the item's episode; others count nothing.
+        mask: bool [B, K], steps of the item's episode; others are not in the sum.
     Returns:
         float32 [B].
     Source: Schwarzer et al. (2021), eq. 4, plus the number of steps.
