@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -292,8 +293,12 @@ def from_table(base: Settings, table: Any, path: str = "") -> Settings:
 
 def checked(where: str, hint: Any, value: Any) -> Any:
     """Check the type of a setting's value. An integer becomes a float where one is expected, and a whole float, as
-    1e6, an integer.  Raises: ValueError."""
+    1e6, an integer; numpy's numbers become Python's.  Raises: ValueError."""
     kinds = _kinds(hint)
+    if is_whole(value):
+        value = int(value)
+    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+        value = float(value)
     if type(value) is int and float in kinds:
         return float(value)
     if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
@@ -303,6 +308,11 @@ def checked(where: str, hint: Any, value: Any) -> Any:
     if type(value) not in kinds:
         raise ValueError(f"setting {where}: got {_shown(value)}, expected {_kind_text(hint)}")
     return value
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value is an integer, of numpy's or of Python's."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

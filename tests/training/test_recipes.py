@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from sharpwave.agents.dqn import DQN
@@ -195,3 +196,18 @@ def test_lunarlander_trains(tmp_path):
     subprocess.run(command, check=True, timeout=240, capture_output=True)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["steps"] >= 400 and summary["updates"] > 0
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    values = {
+        "steps": np.int64(300),
+        "seed": np.uint8(7),
+        "learning_rate": np.float32(0.5),
+        "max_minutes": np.float64(2),
+    }
+    recipe = load_recipe("cartpole").override(**values)
+    found = [recipe.training.steps, recipe.training.seed, recipe.agent.lr, recipe.training.max_minutes]
+    assert found == [300, 7, 0.5, 2.0] and [type(one) for one in found] == [int, int, float, float]
+    for name, value in (("steps", 300.5), ("steps", np.float64(300.5)), ("steps", True), ("seed", np.True_)):
+        with pytest.raises(ValueError, match=f"setting {name}: got"):
+            load_recipe("cartpole").override(**{name: value})

@@ -8,7 +8,7 @@ import os
 import socket
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sharpwave.configuration import leaves
+from sharpwave.configuration import is_whole, leaves
 from sharpwave.escaping import printable
 from sharpwave.serve import wire
 from sharpwave.serve.supervisor import follow_parent, spawned
@@ -114,8 +114,10 @@ def train_seeds(
             settings, or of more steps.
         RuntimeError: runs failed, of whose errors it tells; the others have ended, and a repeated call keeps them.
     """
-    wanted = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not wanted or len({*wanted}) != len(wanted) or processes < 1:
+    if "seed" in settings:
+        raise ValueError(f"seed: got {settings['seed']!r}, expected none: seeds= says which")
+    wanted = [*range(int(seeds))] if is_whole(seeds) else _listed(seeds)
+    if not wanted or len({*wanted}) != len(wanted) or not is_whole(processes) or processes < 1:
         raise ValueError(f"got seeds={seeds!r} and processes={processes}, expected seeds that differ, and a process")
     settings |= {} if steps is None else {"steps": steps}
     name, base, _ = chosen_recipe(env, agent, recipe, {"threads": 1} | settings)
@@ -146,6 +148,14 @@ def train_seeds(
     scores = _SeedProcesses(name, recipes, folder.absolute(), console).run(processes)
     runs = {seed: TrainingRun.open(folder.absolute() / str(seed)) for seed in wanted}
     return SeedRuns(runs, {seed: scores[seed] for seed in wanted})
+
+
+def _listed(seeds: Any) -> list[int]:
+    """Return a list of seeds as integers.  Raises: ValueError: it is none."""
+    found = [*seeds] if isinstance(seeds, Iterable) else None
+    if found is None or not all(map(is_whole, found)):
+        raise ValueError(f"seeds: got {seeds!r}, expected a number of seeds, or a list of integers")
+    return [int(seed) for seed in found]
 
 
 class _SeedProcesses:
@@ -228,7 +238,7 @@ def _read_scores(path: Path) -> dict[int, list[float]]:
 def _reached(folder: Path) -> int:
     """Return how many steps the run in a folder has made, as far as they are saved; 0: there is none."""
     found = [int(path.name.split("-")[0]) for path in files.complete_checkpoints(folder / files.CHECKPOINTS)]
-    return max([*found, (files.read_summary(folder) or {}).get("steps", 0)])
+    return max([*found, int((files.read_summary(folder) or {}).get("steps", 0))])
 
 
 def _changes(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
