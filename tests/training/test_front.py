@@ -148,6 +148,13 @@ def test_a_run_remembers_what_it_was_given(tmp_path: Path) -> None:
     assert len(opened.evaluate(episodes=1, trust=True).scores) == 1
 
 
+def test_a_folder_at_home_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sw.train("CartPole-v1", "dqn", **SHORT | {"steps": 16, "warmup_steps": 8}, out="~/mine")
+    assert (tmp_path / "mine" / "summary.json").is_file()
+    assert sw.TrainingRun.open("~/mine").folder == tmp_path / "mine"
+
+
 class Walk(gymnasium.Env[Any, Any]):
     """Walk from 0 to 5; the observation is the place, and the step of the episode."""
 

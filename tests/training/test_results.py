@@ -78,3 +78,15 @@ def test_figures_of_another_kind_leave_the_curve_out(made, tmp_path, value):
     lines = [json.dumps({"event": "episode", "steps": step, "mean_reward": value}) for step in range(9)]
     (folder / "metrics.jsonl").write_text("\n".join(lines))
     assert "<polyline" not in TrainingRun.open(folder)._repr_html_()
+
+
+def test_a_damaged_memory_is_told_of(made, tmp_path):
+    folder = shutil.copytree(made.folder, tmp_path / "run")
+    regions = [*max((folder / "checkpoints").iterdir()).glob("replay/**/*.region")]
+    largest = max(regions, key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 255
+    largest.write_bytes(content)
+    whole = len(made.store)
+    with pytest.warns(UserWarning, match="replay memory in .* is damaged, and lacks steps: "):
+        assert len(TrainingRun.open(folder).store) < whole

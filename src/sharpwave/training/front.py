@@ -91,7 +91,7 @@ def train(
             soft_wrap=True,
             highlight=False,
         )
-    folder = None if out is None else Path(out)
+    folder = None if out is None else Path(out).expanduser()
     own = chosen.env.given if isinstance(chosen.env, OwnEnvironment) else None
     made = run(name, chosen, folder, console, callbacks=callbacks, actor_callbacks=actor_callbacks)
     return made.of(None if own is None else own.factory or own.object)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import tempfile
+import warnings
 import weakref
 from contextlib import suppress
 from importlib import import_module
@@ -68,7 +69,7 @@ class TrainingRun(_Outcome):
             ValueError: the folder holds no run, or its config.json is damaged.
             NewerVersionError: a later release wrote it.
         """
-        folder = Path(folder)
+        folder = Path(folder).expanduser()
         config = _config(folder)
         summary = read_summary(folder)
         if summary is None:
@@ -99,6 +100,8 @@ class TrainingRun(_Outcome):
 
         Of a run with its memory on disk the files are linked into a temporary folder beside the run's.
 
+        Warns:
+            UserWarning: it is damaged, and lacks steps. ``resume`` then goes on from an earlier checkpoint.
         Raises:
             ValueError: no checkpoint has one: ``save_replay=False``, or other processes keep it.
         """
@@ -109,11 +112,11 @@ class TrainingRun(_Outcome):
                 "with connect= or ray=, have none"
             )
         if not _config(self.folder).recipe.replay.disk_limit:
-            return sw.Store.open(saved)
+            return _warned(sw.Store.open(saved), saved)
         beside = tempfile.TemporaryDirectory(prefix=f".{self.folder.name}-", dir=self.folder.absolute().parent)
         store = sw.Store.open(saved, disk=Path(beside.name) / "store")
         weakref.finalize(store, beside.cleanup)
-        return store
+        return _warned(store, saved)
 
     def evaluate(self, env: Any = None, episodes: int = 100, *, trust: bool = False, **options: Any) -> Any:
         """Play held-out episodes with ``policy``, as ``sharpwave.evaluate`` does.
@@ -235,6 +238,17 @@ def replay_row(summary: dict[str, Any]) -> tuple[str, str]:
     """Return the size of a run's replay memory as text, with its name."""
     replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
     return "replay memory", f"{replay}; {step_bytes_text(summary)}"
+
+
+def _warned(store: sw.Store, saved: Path) -> sw.Store:
+    """Warn of damages that were found when a checkpoint's replay memory was opened."""
+    if store.recovery is not None and store.recovery.damages:
+        warnings.warn(
+            f"the replay memory in {str(saved)!r} is damaged, and lacks steps: {store.recovery.damages[0]}; those of "
+            "other checkpoints are opened by sharpwave.Store.open",
+            stacklevel=3,
+        )
+    return store
 
 
 def _config(folder: Path) -> Config:

@@ -131,7 +131,7 @@ def train_seeds(
                 "a process of its own"
             )
         check_sendable("env", base.env.given.factory)
-    folder = Path(out) if out is not None else Path("runs") / f"{name}-seeds"
+    folder = Path(out).expanduser() if out is not None else Path("runs") / f"{name}-seeds"
     recipes = {seed: base.override(seed=seed) for seed in wanted}
     for seed, one in recipes.items():
         _changes(folder / str(seed), one)  # raises before anything is trained
