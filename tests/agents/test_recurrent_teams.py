@@ -251,7 +251,13 @@ class Actors(test_masac.Oracle):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"replay": TransitionsSettings(n_step=2)}, {"own_rewards": True, "standardize_rewards": True}], ids=str
+    "changes",
+    [
+        {"replay": TransitionsSettings(n_step=2)},
+        {"own_rewards": True, "standardize_rewards": True},
+        {"own_rewards": True, "replay": TransitionsSettings(n_step=2)},
+    ],
+    ids=str,
 )
 @pytest.mark.slow
 def test_updates_of_policies_are_those_of_the_equations(changes):

@@ -111,6 +111,19 @@ def test_illegal_actions_are_refused_by_name(action, message):
     assert not world.log, "the environment was stepped"
 
 
+def test_an_agent_that_is_there_without_a_legal_action_is_named():
+    class Stuck(World):
+        def reset(self, *args, **settings):
+            seen, infos = super().reset(*args, **settings)
+            infos["bee"]["action_mask"] = np.zeros(2, np.int8)
+            return seen, infos
+
+    env = TeamEnv(Stuck())
+    obs, _ = env.reset()
+    with pytest.raises(ValueError, match="agent 'bee' is present, but the environment's mask allows it no action"):
+        env.step(random_actions(obs["action_mask"], np.random.default_rng(0)))
+
+
 def test_what_a_team_cannot_be_is_named():
     class Continuous(World):
         def action_space(self, name):
@@ -262,6 +275,29 @@ def test_a_team_s_single_reward_is_shared_equally():
     env.reset(seed=0)
     _, reward, _, _, info = env.step(np.array([0, 0]))
     assert reward == pytest.approx(-0.01) and info["rewards"].tolist() == pytest.approx([-0.005] * 2)
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "ends"),
+    [
+        ([True, False], [False, True], (False, True)),
+        ([True, True], [False, True], (True, False)),
+        ([False, False], True, (False, True)),
+        ([True, False], [False, False], (False, False)),
+        (True, True, (True, False)),
+    ],
+)
+def test_agents_of_tuples_that_end_differently_end_the_episode_together(terminated, truncated, ends):
+    class Apart(Lift):
+        def step(self, action):
+            seen, paid, *_, info = super().step(action)
+            return seen, paid, terminated, truncated, info
+
+    env = TeamEnv(Apart(12))
+    env.reset(seed=0)
+    obs, _, *found, _ = env.step(np.array([0, 0]))
+    assert tuple(found) == ends
+    assert obs["agents"].any() or not ends[1]  # what is estimated needs a final observation
 
 
 def test_tuples_that_are_no_team_s_are_refused():

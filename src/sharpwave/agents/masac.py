@@ -53,8 +53,9 @@ class MASACSettings(TeamSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        alone = not self.own_rewards or self.replay.n_step == 1
-        expect(self.replay, "n_step", alone, "1 with --own-rewards: they are stored for each step, and not summed")
+        alone = not self.own_rewards or self.recurrent or self.replay.n_step == 1
+        why = "transitions have those of one step only, and --recurrent windows those of all"
+        expect(self.replay, "n_step", alone, f"1 with --own-rewards: {why}")
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()

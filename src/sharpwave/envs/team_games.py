@@ -113,6 +113,12 @@ class TeamEnv(gymnasium.Env[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]])
         for number in acting:
             if not 0 <= chosen[number] < self._mask.shape[1] or not self._mask[number, chosen[number]]:
                 legal = np.flatnonzero(self._mask[number]).tolist()
+                if not legal:
+                    raise ValueError(
+                        f"TeamEnv.step: agent {self.names[number]!r} is present, but the environment's mask allows it "
+                        "no action, expected at least one; an agent that does nothing is left out of "
+                        "parallel.agents, or has an action for that"
+                    )
                 raise ValueError(
                     f"TeamEnv.step: action {chosen[number]} of agent {self.names[number]!r} is not legal, expected one "
                     f"of {legal}, as the observation's {ACTION_MASK!r} says"
@@ -164,7 +170,8 @@ class TupleTeam:
     """Gymnasium environment of several agents as a PettingZoo ``ParallelEnv``, as those of lbforaging and rware.
 
     Its action and its observation are tuples with a part for each agent, its reward a list, or one number that the
-    agents share equally. ``info["action_mask"]`` may have a mask for each agent. All agents begin and end together.
+    agents share equally. ``info["action_mask"]`` may have a mask for each agent. All agents begin together,
+    and the episode ends with the step in which each is terminated or truncated.
 
     Raises:
         ValueError: other spaces.
@@ -198,14 +205,15 @@ class TupleTeam:
         made = tuple(actions[name] for name in self.possible_agents)
         seen, reward, terminated, truncated, info = self.env.step(made)
         paid = reward if np.ndim(reward) else [reward / len(made)] * len(made)
-        ended, cut = bool(np.all(terminated)), bool(np.all(truncated))
-        self.agents = [] if ended or cut else self.agents
+        # Of agents that end differently some could have gone on: what they would have earned is still to be estimated.
+        over, ended = bool(np.all(np.logical_or(terminated, truncated))), bool(np.all(terminated))
+        self.agents = [] if over else self.agents
         names = self.possible_agents
         return (
             self._each(seen),
             self._each(paid),
             dict.fromkeys(names, ended),
-            dict.fromkeys(names, cut),
+            dict.fromkeys(names, over and not ended),
             self._infos(info),
         )
 
