@@ -121,7 +121,7 @@ def test_data_without_masks_are_refused_or_learned_from_without(tmp_path):
             if terminated or truncated:
                 _, info = recorder.reset()
     changes = {"data": str(tmp_path / "data"), "env": MAZE, "steps": 5, "evaluate_every": 0, "device": "cpu"}
-    with pytest.raises(ValueError, match=r"has obs.action_mask None, expected .*; --no-action-masks learns without"):
+    with pytest.raises(ValueError, match=r"has no obs.action_mask, expected .*; --no-action-masks learns without"):
         Trained(load_recipe("offline").override(**changes))
     made = load_recipe("offline").override(**changes, action_masks=False)
     vector = made.env.make()

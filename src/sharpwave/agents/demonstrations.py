@@ -158,9 +158,15 @@ def check_episodes(episodes: RecordedEpisodes, spec: sw.Spec, what: str) -> None
     """
     for name in (*spec.obs_names, *spec.action_names):
         own, other = spec.fields[name], episodes.spec.fields.get(name)
-        if other is None or _kind(own) != _kind(other):
-            without = "; --no-action-masks learns without masks" * (other is None and name.endswith(ACTION_MASK))
-            raise ValueError(f"{what} has {name} {other}, expected {own}, as the environment{without}")
+        if other is None:
+            without = "; --no-action-masks learns without masks" * name.endswith(ACTION_MASK)
+            raise ValueError(f"{what} has no {name}, expected {name}, as the environment has{without}")
+        for attribute in ("shape", "dtype", "stack", "pad"):
+            found, expected = getattr(other, attribute), getattr(own, attribute)
+            if found != expected:
+                raise ValueError(
+                    f"{what} has {name} of {attribute} {found}, expected {expected}, as the environment has"
+                )
     if not episodes.steps:
         raise ValueError(f"{what} holds no whole episode; record at least one to its end")
 
@@ -177,7 +183,3 @@ def add_recorded(store: sw.Store, one: Recorded, fields: Mapping[str, npt.NDArra
         terminated=one.episode.end == "terminated",
         **dict[str, Any](fields),
     )
-
-
-def _kind(field: sw.Field) -> tuple[Any, ...]:
-    return field.shape, field.dtype, field.stack, field.pad
