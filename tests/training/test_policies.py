@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector.utils import batch_space
 from rich.console import Console
-from safetensors.torch import load, save
+from safetensors.torch import save
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Spaces
@@ -27,9 +28,11 @@ from sharpwave.configuration import from_table, leaves
 from sharpwave.errors import NewerVersionError
 from sharpwave.training.atomic_files import write_bytes
 from sharpwave.training.checkpoints import load_policy, save_policy
+from sharpwave.training.model_card import model_card
 from sharpwave.training.policies import Policy
 from sharpwave.training.policy_files import POLICY
 from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes.recipe import Gymnasium
 from sharpwave.training.run import run
 
 NUMBERS = Box(-np.inf, np.inf, (3,), np.float32)
@@ -163,6 +166,7 @@ def test_arguments_of_another_number_are_named_with_the_one_expected(kind):
     _, state = policy.predict({name: part[:3] for name, part in obs.items()} if isinstance(obs, dict) else obs[:3])
     with pytest.raises(ValueError, match=r"state: got that of 3 observations, expected .* for 4 observations"):
         policy.predict(obs, state)
+    junk: Any
     for junk in (np.zeros((4, 8)), "junk", (None,), {}):
         with pytest.raises(ValueError, match=rf"state: got {type(junk).__name__}, expected what the last call"):
             policy.predict(obs, junk)
@@ -384,6 +388,26 @@ def test_the_model_card(cartpole, tmp_path):
     assert "policy.predict(obs, state" in bare.read_text() and "model-index" not in bare.read_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "heading"),
+    [
+        ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        ("![x](http://e)", r"!\[x\](http://e)"),
+        ("a|b`c`*d*", r"a\|b\`c\`\*d\*"),
+        ("x\n---\n# evil", "x --- # evil"),
+        ("&lt;", "&amp;lt;"),
+        ("my_env/Big_Maze-v0", r"my\_env/Big\_Maze-v0"),
+    ],
+)
+def test_names_of_environments_are_text_in_the_model_card(name, heading):
+    agent = small_agent("sac")
+    env = Gymnasium(name=name)
+    text = model_card(Policy(agent, agent.spaces.observation, agent.spaces.action, env=env))
+    assert f"\n# sac for {heading}\n" in text and text.count("\n# ") == 1
+    outside = "".join(re.split(r"```.*?```|`[^`\n]*`", text.split("---\n", 2)[2], flags=re.DOTALL))
+    assert "<script" not in outside and "![x]" not in outside.replace("\\[", "")
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     policy = policy_of(small_agent("sac"))
     (tmp_path / "notes.txt").write_text("mine")
@@ -505,6 +529,21 @@ def rewritten(path, change):
         (lambda about, weights: about["agent"].update(hidden_units=1 << 40), "more than 1,073,741,824 numbers"),
         (lambda about, weights: about["agent"].update(hidden_units=9), r"weights policy.*: got shape .*expected shape"),
         (lambda about, weights: weights.popitem(), "weights .*: got none, expected shape"),
+        (lambda about, weights: weights.update(more=torch.zeros(2)), "weights more: got shape .*, expected none"),
+        (
+            lambda about, weights: weights.update({name: one.long() for name, one in weights.items()}),
+            r"weights policy.*: got torch\.int64, expected torch\.float32",
+        ),
+        (
+            lambda about, weights: weights.update({name: one.bool() for name, one in weights.items()}),
+            r"weights policy.*: got torch\.bool, expected torch\.float32",
+        ),
+        (
+            lambda about, weights: about.update(
+                observation={"kind": "Dict", "spaces": {f"{i}": about["observation"] for i in range(20_000)}}
+            ),
+            "20,001 parts, expected at most 1,024",
+        ),
         (lambda about, weights: about["agent"].update(kind="nobody"), "got kind 'nobody', expected one of"),
         (lambda about, weights: about["agent"].update(kind="sac"), "cannot be loaded"),
         (lambda about, weights: about["agent"].update(unheard=1), "unknown settings unheard"),
@@ -527,6 +566,15 @@ def test_a_file_that_lies_under_a_checksum_that_holds(change, message, tmp_path)
         sw.Policy.load(path)
 
 
+@pytest.mark.parametrize("steps", [-5, "7", 3.7, 1e30, float("nan"), True, None, 1 << 70])
+def test_steps_that_are_none(steps, tmp_path):
+    path = policy_of(small_agent("dqn", FREE)).save(tmp_path / "it.sharpwave")
+    weights, figures = load_policy(path)
+    save_policy(path, weights, {**figures, "steps": steps})
+    with pytest.raises(ValueError, match=r"steps: got .*, expected a whole number of at least 0"):
+        sw.Policy.load(path)
+
+
 def test_a_file_of_a_later_release(tmp_path):
     path = policy_of(small_agent("dqn")).save(tmp_path / "it.sharpwave")
     weights, figures = load_policy(path)
@@ -540,9 +588,9 @@ def test_names_of_tensors_are_no_paths(tmp_path):
     path = policy_of(small_agent("dqn", FREE)).save(tmp_path / "it.sharpwave")
     rewritten(path, lambda about, weights: weights.update({"../../outside": torch.zeros(2)}))
     before = sorted(tmp_path.parent.iterdir())
-    sw.Policy.load(path).save(tmp_path / "folder")
+    with pytest.raises(ValueError, match=r"weights \.\./\.\./outside: got shape"):
+        sw.Policy.load(path)
     assert sorted(tmp_path.parent.iterdir()) == before
-    assert "../../outside" not in load((tmp_path / "folder" / "policy.safetensors").read_bytes())
     (tmp_path / "foreign.sharpwave").write_bytes(save({"a": torch.zeros(2)}))
     with pytest.raises(ValueError, match="is damaged"):
         sw.Policy.load(tmp_path / "foreign.sharpwave")

@@ -11,6 +11,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 
 MAX_SPACE_BYTES = 1 << 26
 """Size limit of a value of a space that a file describes: its bounds take as many, however short their text is."""
+MAX_PARTS = 1 << 10
+"""Limit of the spaces that a file describes in one: an agent has a network for each part."""
 _INFINITE = {"inf": math.inf, "-inf": -math.inf}
 
 
@@ -46,12 +48,23 @@ def space_of(table: Any) -> Space[Any]:
     """Make the space of a ``space_table``.
 
     Raises:
-        ValueError: the table describes none, or one whose values take more than ``MAX_SPACE_BYTES``.
+        ValueError: the table describes none, or one of more than ``MAX_PARTS`` parts, or whose values take more than
+            ``MAX_SPACE_BYTES``.
     """
+    parts = _parts(table)
+    if parts > MAX_PARTS:
+        raise ValueError(f"space: {parts:,} parts, expected at most {MAX_PARTS:,}")
     made, size = _made(table)
     if size > MAX_SPACE_BYTES:
         raise ValueError(f"space: its values take {size:,} bytes, expected at most {MAX_SPACE_BYTES:,}")
     return made()
+
+
+def _parts(table: Any) -> int:
+    """Return how many spaces a table describes, with those in others."""
+    inner = table.get("spaces") if isinstance(table, Mapping) else None
+    inner = inner.values() if isinstance(inner, Mapping) else inner if isinstance(inner, list) else ()
+    return 1 + sum(map(_parts, inner))
 
 
 def _made(table: Any) -> tuple[Callable[[], Space[Any]], int]:

@@ -43,6 +43,8 @@ KEEP = 2
 """Newest checkpoints of a run that stay."""
 MAX_STATE_BYTES, MAX_TENSOR_BYTES = 64 << 20, 16 << 30
 """Size limits of state.json and of a file of tensors."""
+MAX_STEPS = 1 << 62
+"""Limit of the steps that a policy's file says."""
 MAX_HEADER_BYTES = 100_000_000
 """Size limit of the header of a file of tensors, that of safetensors."""
 NO_STATE = (
@@ -207,7 +209,12 @@ def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         figures: dict[str, Any] = json.loads(text)
         files.check_version(path, figures)
         del figures["version"]
-        return tensors, {**figures, "steps": int(figures["steps"])}
+        steps = figures["steps"]
+        if type(steps) is not int or not 0 <= steps < MAX_STEPS:
+            raise ValueError(
+                f"steps: got {str(steps)[:40]}, expected a whole number of at least 0, below {MAX_STEPS:,}"
+            )
+        return tensors, figures
     except NewerVersionError:
         raise
     except MemoryError as error:

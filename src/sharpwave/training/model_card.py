@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -42,7 +44,7 @@ def model_card(policy: Any) -> str:
 {front}
 ---
 
-# {kind}{"" if env is None else f" for {task}"}
+# {kind}{"" if env is None else f" for {_text(env.name)}"}
 
 A policy that Sharpwave {sw.__version__} trained.
 
@@ -68,6 +70,12 @@ sw.evaluate(policy{"" if env is not None else ", env"}, episodes=100)
 
 def _said(value: Any) -> str:
     return printable(str(value)).replace("`", "'").replace("|", "/").replace("\n", " ")
+
+
+def _text(value: str) -> str:
+    """Return a name of unknown origin as text of Markdown that displays as it is."""
+    line = html.escape(printable(value).replace("\n", " "), quote=False)
+    return re.sub(r"([\\`*_\[\]|~$])", r"\\\1", line)
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

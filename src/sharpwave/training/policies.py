@@ -340,7 +340,7 @@ def _check_state(given: Any, expected: Any) -> None:
         raise ValueError(f"state: got {type(given).__name__}, {said}; None where all episodes begin")
     if _lanes(given) != lanes:
         raise ValueError(f"state: got that of {_lanes(given)} observations, {said}")
-    found, own = (np.shape(getattr(one, "core", None)) for one in (given, expected))
+    found, own = (np.shape(getattr(one, "core", ())) for one in (given, expected))
     if found != own:
         raise ValueError(f"state: got a memory of shape {found}, expected {own}: it is another policy's")
 

@@ -157,11 +157,13 @@ def _check_size(kind: type[NetworkAgent], spaces: Spaces, settings: Any, weights
             found = tensors_of(kind(spaces, settings, "meta", 0).acting_modules(True))
     except NotImplementedError:  # of a program's own network, for images
         return
-    for name in found if weights is not None else ():
-        given = weights.get(name)  # type: ignore[union-attr]
-        if given is None or given.shape != found[name].shape:
-            said = "none" if given is None else f"shape {tuple(given.shape)}"
-            raise ValueError(f"weights {name}: got {said}, expected shape {tuple(found[name].shape)}, by its settings")
+    for name in sorted({*found, *weights}) if weights is not None else ():
+        given, own = weights.get(name), found.get(name)  # type: ignore[union-attr]
+        if given is None or own is None or given.shape != own.shape:
+            said, expected = ("none" if one is None else f"shape {tuple(one.shape)}" for one in (given, own))
+            raise ValueError(f"weights {name}: got {said}, expected {expected}, by its settings")
+        if given.dtype != own.dtype and not (given.is_floating_point() and own.is_floating_point()):
+            raise ValueError(f"weights {name}: got {given.dtype}, expected {own.dtype}")
 
 
 @contextlib.contextmanager
