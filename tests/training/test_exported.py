@@ -1,6 +1,7 @@
 """Exported policies make the actions of their agents, from raw observations, for any number of them."""
 
 import os
+import subprocess
 import sys
 from typing import Any
 
@@ -12,7 +13,7 @@ import sharpwave as sw
 from sharpwave.agents.registry import AGENTS
 from sharpwave.extras import install
 
-from .test_policies import policy_of, sampled, small_agent
+from .test_policies import MASKED, policy_of, sampled, small_agent
 
 REFUSED = {"ngu", "agent57"}
 FAMILIES = ("a2c", "dqn", "masac", "ppo", "r2d2", "rainbow", "sac")
@@ -76,6 +77,53 @@ def test_onnxruntime_acts_alike(kind, tmp_path):
     outputs = [one.name for one in session.get_outputs()]
     assert outputs == ["action", *(f"next_{name}" for name in memory if name != "reward")]
     check(policy, lambda arrays: session.run(None, dict(zip(names, arrays, strict=True))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["dqn", "r2d2", "ppo"])
+def test_onnxruntime_leaves_out_illegal_actions(kind, tmp_path):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    policy = policy_of(small_agent(kind, MASKED))
+    session = onnxruntime.InferenceSession(policy.export(tmp_path / "it.onnx"), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    assert {"action_mask", "obs"} <= {*names}
+    mask = np.array([[lane == legal for lane in range(4)] for legal in range(4)], np.int8)  # one is legal each time
+    obs = {**sampled(MASKED.observation, 4), "action_mask": mask}
+    arrays = [*inputs_of(policy, obs), *(np.zeros((4, *one), np.float32) for one in policy.agent.memory().values())]
+    actions = session.run(["action"], dict(zip(names, arrays, strict=True)))[0]
+    np.testing.assert_array_equal(actions, np.arange(4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(REFUSED))
+def test_onnx_refuses_agents_that_search_an_episode(kind, tmp_path):
+    pytest.importorskip("onnxscript")
+    with pytest.raises(ValueError, match=f"export: {kind} has no form for other programs"):
+        policy_of(small_agent(kind)).export(tmp_path / "it.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_program_of_torch_needs_no_sharpwave(tmp_path):
+    """It is loaded in a process that cannot import the package."""
+    policy = policy_of(small_agent("r2d2"))
+    policy.export(tmp_path / "it.pt2")
+    obs = sampled(policy.observation_space, 5)
+    expected, _ = policy.predict(obs, deterministic=True)
+    shapes = policy.agent.memory().values()
+    arrays = [*inputs_of(policy, obs), *(np.zeros((5, *one), np.float32) for one in shapes)]
+    np.savez(tmp_path / "inputs.npz", *arrays)
+    code = (
+        "import sys; sys.modules['sharpwave'] = None\n"  # an import of it is an error
+        "import numpy, torch\n"
+        "module = torch.export.load('it.pt2').module()\n"
+        "print(module(*map(torch.from_numpy, numpy.load('inputs.npz').values()))[0].tolist())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert ran.stdout.strip() == str(expected.tolist())
 
 
 def test_what_cannot_be_exported(tmp_path, monkeypatch):
