@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from safetensors.numpy import load_file
 
 import sharpwave as sw
 from sharpwave.envs.given import Given, GivenVector
+from sharpwave.training.callbacks import Callback
 from sharpwave.training.front import chosen_recipe
 from sharpwave.training.logs import Display
 from sharpwave.training.recipes import default_recipe, load_recipe
@@ -153,6 +155,69 @@ def test_a_folder_at_home_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sw.train("CartPole-v1", "dqn", **SHORT | {"steps": 16, "warmup_steps": 8}, out="~/mine")
     assert (tmp_path / "mine" / "summary.json").is_file()
     assert sw.TrainingRun.open("~/mine").folder == tmp_path / "mine"
+
+
+class Terminated(Callback):
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def on_learner_begin(self, training: Any) -> None:
+        signal.raise_signal(self._number)
+
+
+def test_a_termination_ends_the_program_after_the_checkpoint(tmp_path: Path) -> None:
+    """By the handler that the program had; Ctrl-C returns the run."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            run = sw.train("CartPole-v1", "dqn", **SHORT, out=tmp_path / str(number), callbacks=[Terminated(number)])
+            assert run.summary["reason"] == f"interrupted by {signal.Signals(number).name}"
+            assert len([*(run.folder / "checkpoints").iterdir()]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [signal.SIGTERM]
+
+
+class Breaks(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Environment that raises once in a step, or in a reset."""
+
+    def __init__(self, step: int = 0, reset: int = 0) -> None:
+        super().__init__(make_cartpole())
+        self.until = {"step": step, "reset": reset}
+
+    def _count(self, call: str) -> None:
+        self.until[call] -= 1
+        if self.until[call] == 0:
+            raise ZeroDivisionError(f"{call} broke")
+
+    def step(self, action: Any) -> Any:
+        self._count("step")
+        return super().step(action)
+
+    def reset(self, **settings: Any) -> Any:
+        self._count("reset")
+        return super().reset(**settings)
+
+
+@pytest.mark.parametrize(("broken", "call"), [(Breaks(step=250), "step"), (Breaks(reset=6), "reset")])
+def test_an_environment_that_raises_leaves_a_checkpoint(broken: Breaks, call: str, tmp_path: Path) -> None:
+    """Of all steps before; the run goes on from there."""
+    short = SHORT | {"warmup_steps": 50}
+    with pytest.raises(ZeroDivisionError, match=f"{call} broke") as raised:
+        sw.train(broken, "dqn", **short, out=tmp_path / "run")
+    assert "sharpwave train --resume" in raised.value.__notes__[0] and "run" in raised.value.__notes__[0]
+    run = sw.TrainingRun.open(tmp_path / "run")
+    reached = run.summary["steps"]
+    assert run.summary["reason"] == f"ZeroDivisionError: {call} broke" and len(run.store) == reached > 50
+    assert call == "reset" or reached == 249
+    assert run.resume(env=broken, progress=False).summary["steps"] == 400
+
+
+def test_an_environment_that_raises_before_learning_raises_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError, match="step broke") as raised:
+        sw.train(Breaks(step=20), "dqn", **SHORT, out=tmp_path / "run")
+    assert not hasattr(raised.value, "__notes__") and not (tmp_path / "run" / "checkpoints").exists()
 
 
 class Walk(gymnasium.Env[Any, Any]):

@@ -112,7 +112,8 @@ def test_runs_of_different_length_make_no_figure(tmp_path: Path, monkeypatch: py
         sw.train_seeds("CartPole-v1", seeds=3, steps=400, **settings)
     kept = sw.train_seeds("CartPole-v1", seeds=2, steps=400, report_every=7, **settings)
     assert kept.means == {0: 1.0, 1: 3.0}
-    for seeds in (np.arange(2), np.int64(2), range(2), {0, 1}, iter([0, 1])):
+    given: list[Any] = [np.arange(2), np.int64(2), range(2), {0, 1}, iter([0, 1])]
+    for seeds in given:
         assert [*sw.train_seeds("CartPole-v1", seeds=seeds, steps=400, **settings).scores] == [0, 1]
     for wrong in ([0.0], True, 0.5, "01"):
         with pytest.raises(ValueError, match=r"seeds: got .*, expected a number of seeds, or a list of integers"):

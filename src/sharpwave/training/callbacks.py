@@ -6,6 +6,7 @@ in the learner's.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import sys
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Acted, Agent, Learned, Obs
+from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeScore
@@ -91,7 +93,8 @@ class Callback:
     def on_end(self, metrics: Metrics) -> None:
         """Handle the end of training: ``metrics`` is the last report with ``reason``.
 
-        Not called after an error, except one of a callback, which ends training as ``training.stop`` does.
+        Not called after an error, except one of a callback, or of an environment after updates, which end training as
+        ``training.stop`` does.
         """
 
     def close(self) -> None:
@@ -123,7 +126,7 @@ class Experience:
     max_updates: int | None = None
 
     @property
-    def failure(self) -> RuntimeError | None:
+    def failure(self) -> Exception | None:
         """Error by which the source has failed for good, or with which it stopped; None: none."""
         return None
 
@@ -170,17 +173,18 @@ class Training:
     state: TrainingState
     callbacks: Sequence[Callback | Guarded | Lasting] = ()
     reason: str | None = field(default=None, init=False)
-    error: RuntimeError | None = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)
     learning: bool = field(default=False, init=False)
 
     def stop(self, reason: str) -> None:
         """End training, with a checkpoint, after this turn of the loop; from a hook that follows it, after the next."""
         self.reason = reason
 
-    def fail(self, error: RuntimeError) -> None:
+    def fail(self, error: Exception) -> None:
         """End training as ``stop`` does, and then raise ``error``; of several errors, the first."""
         self.error = self.error or error
-        self.reason = str(self.error)
+        ours = isinstance(self.error, (CallbackError, ProcessDiedError))
+        self.reason = str(self.error) if ours else f"{type(self.error).__name__}: {self.error}"
 
     def tell(self, hook: str, *arguments: Any) -> list[Any]:
         """Call a hook of all callbacks, in order; return their answers."""
@@ -476,3 +480,16 @@ def exit_by_signal(reason: str | None) -> None:
     interrupted, _, name = (reason or "").partition("interrupted by ")
     if not interrupted and name in signal.Signals.__members__:
         sys.exit(128 + signal.Signals[name])
+
+
+def end_by_signal(reason: str | None) -> None:
+    """Send this process again the SIGTERM or SIGHUP that interrupted a run, now that its checkpoint is written.
+
+    By default that ends the program, which otherwise would go on with what follows the run. SIGINT is not sent again.
+    """
+    interrupted, _, name = (reason or "").partition("interrupted by ")
+    if not interrupted and name in ("SIGTERM", "SIGHUP"):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+                stream.flush()
+        signal.raise_signal(signal.Signals[name])

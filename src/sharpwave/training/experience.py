@@ -37,7 +37,8 @@ MAX_VERSIONS = 4096
 class LocalExperience(Experience):
     """Repeatable source of steps: a vector of environments in this process.
 
-    Environments cannot be saved in mid-episode, so at a checkpoint all of them begin new episodes.
+    Environments cannot be saved in mid-episode, so at a checkpoint all of them begin new episodes. Where one raises
+    an error after updates were made, the source has failed: its store is whole, and holds the steps before.
 
     Args:
         seed: seed of the environments.
@@ -63,10 +64,12 @@ class LocalExperience(Experience):
         self._obs: Any = None
         self._acted: Acted | None = None
         self._state: Any = None
+        self._updates = progress.updates  # those that are saved
+        self._broken: Exception | None = None
 
     @property
-    def failure(self) -> RuntimeError | None:
-        return self._hooks.failure
+    def failure(self) -> Exception | None:
+        return self._broken or self._hooks.failure
 
     def __enter__(self) -> Self:
         self._hooks.begin(Actor(0, range(self._lanes), self._agent))
@@ -79,13 +82,21 @@ class LocalExperience(Experience):
             self._writer.close()
 
     def request(self) -> None:
+        if self._broken is not None:
+            return
         self._hooks.step_begins(self._obs)
         self._acted = self._agent.act(self._obs, self._state, self._progress.steps)
         self._recorded.step_async(self._acted.action, **self._acted.fields)
 
     def receive(self, timeout_s: float) -> Arrived:
+        if self._broken is not None:
+            return Arrived(0, [])
         assert self._acted is not None
-        self._obs, reward, terminated, truncated, infos = self._recorded.step_wait()
+        try:
+            self._obs, reward, terminated, truncated, infos = self._recorded.step_wait()
+        except Exception as error:
+            self._fail(error)
+            return Arrived(0, [])
         ended = terminated | truncated
         self._state = self._agent.observe(self._acted.state, reward, ended)
         episodes = self._sums.add(*game_result(reward, ended, infos))
@@ -95,15 +106,27 @@ class LocalExperience(Experience):
         return Arrived(self._lanes, episodes)
 
     def break_off(self) -> None:
+        if self._broken is not None:  # which has broken all episodes off
+            return
         if isinstance(self._store, sw.Store):
             for lane in range(self._lanes):
                 self._store.annotate(lane, {BROKEN_OFF: True}, episode=True)
                 if not self._store.break_episode(lane):
                     self._store.annotate(lane, {BROKEN_OFF: None}, episode=True)  # it was the next episode's
-        self._obs, _ = self._recorded.reset(seed=episode_seed(self._seed, self._progress.steps))
+        try:
+            self._obs, _ = self._recorded.reset(seed=episode_seed(self._seed, self._progress.steps))
+        except Exception as error:
+            self._fail(error)
+            return
         self._state = self._agent.begin(self._lanes)
         self._sums.break_off()
         self._hooks.episodes_begin(range(self._lanes))
+
+    def _fail(self, error: Exception) -> None:
+        """Keep an error for the end of the run; raise it at once where no update would be lost."""
+        if self._progress.updates == self._updates:
+            raise error
+        self._broken = error
 
 
 class NoExperience(Experience):
@@ -127,7 +150,7 @@ class LaterExperience(NoExperience):
         self._begun = self._plays = False
 
     @property
-    def failure(self) -> RuntimeError | None:
+    def failure(self) -> Exception | None:
         return self._playing.failure
 
     def __exit__(self, *raised: object) -> None:

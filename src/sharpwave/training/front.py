@@ -16,7 +16,7 @@ from sharpwave.agents import registry
 from sharpwave.configuration import leaves
 from sharpwave.envs import games
 from sharpwave.envs.given import NOT_ANEW, Given
-from sharpwave.training.callbacks import Callback, MakeActorCallback
+from sharpwave.training.callbacks import Callback, MakeActorCallback, end_by_signal
 from sharpwave.training.own_environments import with_environment, without_evaluations
 from sharpwave.training.recipes import default_recipe, load_recipe, recipe_names
 from sharpwave.training.recipes.recipe import Atari, OwnEnvironment, Recipe
@@ -63,9 +63,11 @@ def train(
     own; if nothing says how, there are none: give a function then. Actors need a function, too, which other processes
     can import.
 
-    Ctrl-C ends the run with a checkpoint, and returns it. In other threads than the main one no signal is handled. No
-    process is started unless ``actors``, ``evaluate_beside`` or the like ask for it; a script that does so calls this
-    under ``if __name__ == "__main__":``.
+    Ctrl-C ends the run with a checkpoint, and returns it. After SIGTERM or SIGHUP the program ends with the run, as it
+    does without one. In other threads than the main one no signal is handled.
+
+    No process is started unless ``actors``, ``evaluate_beside`` or the like ask for it; a script that does so calls
+    this under ``if __name__ == "__main__":``.
 
     Returns:
         the run: ``run.summary``, ``run.metrics``, ``run.policy``, ``run.store``, ``run.resume(steps=...)``;
@@ -75,6 +77,7 @@ def train(
             folder that is in use; nothing was written.
         RuntimeError: the main module, without a guard, called this again in a process that an earlier call began.
         OSError, ProcessDiedError, CallbackError, NotSavedError: as ``sharpwave.training.run.run``.
+        Exception: the environment's, once the run has ended with a checkpoint if it had made updates.
     """
     given = {"steps": steps, "seed": seed, "actors": actors}
     settings |= {name: value for name, value in given.items() if value is not None}
@@ -94,6 +97,7 @@ def train(
     folder = None if out is None else Path(out).expanduser()
     own = chosen.env.given if isinstance(chosen.env, OwnEnvironment) else None
     made = run(name, chosen, folder, console, callbacks=callbacks, actor_callbacks=actor_callbacks)
+    end_by_signal(made.summary["reason"])
     return made.of(None if own is None else own.factory or own.object)
 
 

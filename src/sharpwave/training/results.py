@@ -18,6 +18,7 @@ from sharpwave.escaping import printable
 from sharpwave.showing import byte_text, duration_text, line_chart, number_text, step_bytes_text, table, titled
 from sharpwave.training.atomic_files import write_bytes
 from sharpwave.training.beside_data import comparison_text
+from sharpwave.training.callbacks import end_by_signal
 from sharpwave.training.folder import (
     CURVE,
     METRICS,
@@ -156,6 +157,7 @@ class TrainingRun(_Outcome):
             self.folder, changes, Console(quiet=not progress), env=self._env if env is None else env,
             trust=trust or self._trusted, callbacks=callbacks, actor_callbacks=actor_callbacks,
         )  # fmt: skip
+        end_by_signal(resumed.summary["reason"])
         return resumed.of(self._env if env is None else env)
 
     @property

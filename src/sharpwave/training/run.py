@@ -18,6 +18,7 @@ from sharpwave.agents.demonstrations import DEMONSTRATIONS, DemonstratedReplay
 from sharpwave.agents.episode_outcomes import complete
 from sharpwave.agents.protocol import Agent
 from sharpwave.escaping import printable, quoted
+from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.showing import duration_text
 from sharpwave.training import beside_data, setup
 from sharpwave.training import folder as files
@@ -25,6 +26,7 @@ from sharpwave.training.actors.inference import layout_of
 from sharpwave.training.callbacks import (
     ActorHooks,
     Callback,
+    CallbackError,
     Experience,
     Guarded,
     Lasting,
@@ -245,6 +247,9 @@ class RunParts:
                     f"The run had reached its end, {ended}, and ended with a checkpoint: nothing is left to resume. To "
                     f"play its last policy: sharpwave eval {quoted(folder)} --checkpoint last"
                 )
+            if not isinstance(training.error, (CallbackError, ProcessDiedError)):  # an environment's, as it is
+                training.error.add_note(advice)
+                raise training.error
             raise type(training.error)(f"{training.error}\n{advice}") from training.error.__cause__
         return TrainingRun(folder, summary)
 

@@ -8,7 +8,7 @@ import os
 import socket
 import traceback
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -89,7 +89,7 @@ def train_seeds(
     env: Any = None,
     agent: Any = None,
     *,
-    seeds: int | Sequence[int] = 5,
+    seeds: int | Iterable[int] = 5,
     processes: int = 2,
     recipe: str | Recipe | None = None,
     steps: int | None = None,
@@ -116,7 +116,7 @@ def train_seeds(
     """
     if "seed" in settings:
         raise ValueError(f"seed: got {settings['seed']!r}, expected none: seeds= says which")
-    wanted = [*range(int(seeds))] if is_whole(seeds) else _listed(seeds)
+    wanted = _wanted(seeds)
     if not wanted or len({*wanted}) != len(wanted) or not is_whole(processes) or processes < 1:
         raise ValueError(f"got seeds={seeds!r} and processes={processes}, expected seeds that differ, and a process")
     settings |= {} if steps is None else {"steps": steps}
@@ -150,8 +150,10 @@ def train_seeds(
     return SeedRuns(runs, {seed: scores[seed] for seed in wanted})
 
 
-def _listed(seeds: Any) -> list[int]:
-    """Return a list of seeds as integers.  Raises: ValueError: it is none."""
+def _wanted(seeds: Any) -> list[int]:
+    """Return the seeds that are asked for: the first so many, or a list of integers.  Raises: ValueError."""
+    if is_whole(seeds):
+        return [*range(int(seeds))]
     found = [*seeds] if isinstance(seeds, Iterable) else None
     if found is None or not all(map(is_whole, found)):
         raise ValueError(f"seeds: got {seeds!r}, expected a number of seeds, or a list of integers")
