@@ -516,6 +516,29 @@ def test_a_file_of_another_size_than_its_header_says_is_not_read(tmp_path):
         sw.Policy.load(path)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
+def test_a_file_larger_than_the_memory_is_an_error_that_says_so(tmp_path):
+    """A sparse file, of the size that its header says."""
+    size = 3_000_000_000
+    header = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    path = tmp_path / "it.sharpwave"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + size)
+    code = (
+        "import resource, sharpwave as sw, torch; sw.Policy; used = int(open('/proc/self/statm').read().split()[0])\n"
+        "limit = used * resource.getpagesize() + (1 << 30)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+        "try: sw.Policy.load('it.sharpwave')\n"
+        "except ValueError as error: print(error)"
+    )
+    here = {**os.environ, "PYTHONPATH": str(Path(sw.__file__).parents[1])}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=here, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "is larger than the memory that is left" in ran.stdout
+
+
 def rewritten(path, change):
     """Change the description of a policy's file; its checksums hold."""
     weights, figures = load_policy(path)

@@ -201,6 +201,7 @@ def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     try:
         content, header = _read_tensors(path)
+        bytearray(len(content))  # raises MemoryError; safetensors copies that much, and panics instead
         tensors = load(content)
         text, written = json.loads(header["__metadata__"]["about"])
         found = f"{_policy_checksum(tensors, text):08x}"
