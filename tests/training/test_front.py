@@ -157,6 +157,22 @@ def test_a_folder_at_home_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert sw.TrainingRun.open("~/mine").folder == tmp_path / "mine"
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"recipe": 5}, "recipe: got 5, expected one of "),
+        ({"callbacks": 5}, "callbacks: got 5, expected a list"),
+        ({"actor_callbacks": 5}, "actor_callbacks: got 5, expected a list"),
+        ({"actors": 2}, r"--actors: got 2, and an environment, CartPole-v1, .* give a function"),
+        ({"out": __file__}, "is a file; a run needs a folder of its own"),
+    ],
+)
+def test_errors_say_what_is_expected(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        sw.train(make_cartpole(), **SHORT | {"out": tmp_path / "run"} | given)
+    assert not (tmp_path / "run").exists()
+
+
 class Terminated(Callback):
     def __init__(self, number: int) -> None:
         self._number = number

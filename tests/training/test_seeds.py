@@ -120,6 +120,11 @@ def test_runs_of_different_length_make_no_figure(tmp_path: Path, monkeypatch: py
             sw.train_seeds("CartPole-v1", seeds=wrong, **settings)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seed: got 3, expected none"):
         sw.train_seeds("CartPole-v1", seed=3, **settings)
+    for out, said in ((tmp_path / "0", "the folder of a run"), (tmp_path / "scores.json", "a file")):
+        with pytest.raises(ValueError, match=f"is {said}, expected a folder"):
+            sw.train_seeds("CartPole-v1", recipe="cartpole", out=out)
+    with pytest.raises(ValueError, match="is a run of dqn, but this one is of ppo"):
+        sw.train_seeds("CartPole-v1", "ppo", seeds=2, out=tmp_path)
     begun: list[str] = []
 
     def spawn(_: Any, name: str, *arguments: Any) -> None:

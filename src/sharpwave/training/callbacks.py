@@ -199,9 +199,15 @@ class Training:
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:
     """Check before a run begins that callbacks are objects of a ``Callback`` class.  Raises: ValueError."""
+    _check_listed("callbacks", callbacks)
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ValueError(f"callbacks: got {callback!r}, expected an object of a class derived from Callback")
+
+
+def _check_listed(what: str, callbacks: Any) -> None:
+    if not isinstance(callbacks, Sequence):
+        raise ValueError(f"{what}: got {callbacks!r}, expected a list")
 
 
 class StopWhen(Callback):
@@ -354,6 +360,7 @@ MakeActorCallback = Callable[[], ActorCallback]
 
 def check_actor_callbacks(callbacks: Sequence[MakeActorCallback], actors: int) -> None:
     """Check that ``actors`` processes, if there are any, can be given ``callbacks``.  Raises: ValueError."""
+    _check_listed("actor_callbacks", callbacks)
     for make in callbacks:
         if not callable(make):
             raise ValueError(

@@ -89,7 +89,9 @@ def new_folder(out: Path | None, name: str, seed: int) -> Iterator[Path]:
 
 
 def _check_empty(folder: Path) -> None:
-    if not folder.is_dir() or any(path.name != LOCK for path in folder.iterdir()):
+    if not folder.is_dir():
+        raise ValueError(f"--out: {str(folder)!r} is a file; a run needs a folder of its own. Give another name")
+    if any(path.name != LOCK for path in folder.iterdir()):
         raise ValueError(
             f"--out: {str(folder)!r} exists and is not empty; a run needs a folder of its own. Give another name or "
             f"remove it; to resume a run: sharpwave train --resume {quoted(folder)}"

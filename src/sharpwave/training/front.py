@@ -192,6 +192,6 @@ def _kind(agent: Any) -> str:
 def _recipe(name: str) -> Recipe:
     if name in recipe_names():
         return load_recipe(name)
-    close = difflib.get_close_matches(name, recipe_names())
+    close = difflib.get_close_matches(name, recipe_names()) if isinstance(name, str) else []
     meant = f"did you mean {' or '.join(close)}? Expected" if close else "expected"
     raise ValueError(f"recipe: got {name!r}, {meant} one of {', '.join(recipe_names())}")

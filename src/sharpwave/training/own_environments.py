@@ -35,7 +35,10 @@ def with_environment(recipe: Recipe, env: Any, lanes: int | None = None, actors:
     if isinstance(env, str):
         return replace(recipe, env=_by_name(recipe.env, env))
     given = env if isinstance(env, Given) else Given(env)
-    expected = _lanes(given, recipe.actors.count if actors is None else actors)
+    count = recipe.actors.count if actors is None else actors
+    if count and given.object is not None:
+        raise _only_here(f"--actors: got {count}", given.name)
+    expected = _lanes(given, count)
     if lanes is not None and expected is not None and lanes != expected:
         raise ValueError(
             f"--num-envs: got {lanes}, and {given.name}, which has {expected}; a function that makes a single "
@@ -97,11 +100,15 @@ def check_given(recipe: Recipe) -> None:
     given = recipe.env.given
     if given.object is not None:
         option = f"--actors: got {recipe.actors.count}" if recipe.actors.count else "--evaluate-beside: got True"
-        raise ValueError(
-            f"{option}, and an environment, {given.name}, which other processes cannot have; give a function that "
-            "makes it, at the top level of a module"
-        )
+        raise _only_here(option, given.name)
     check_sendable("env", given.factory)
+
+
+def _only_here(option: str, name: str) -> ValueError:
+    return ValueError(
+        f"{option}, and an environment, {name}, which other processes cannot have; give a function that makes it, at "
+        "the top level of a module"
+    )
 
 
 def without_evaluations(recipe: Recipe, asked: set[str]) -> Recipe:

@@ -132,6 +132,9 @@ def train_seeds(
             )
         check_sendable("env", base.env.given.factory)
     folder = Path(out).expanduser() if out is not None else Path("runs") / f"{name}-seeds"
+    if (folder / files.CONFIG).exists() or (folder.exists() and not folder.is_dir()):
+        what = "the folder of a run" if folder.is_dir() else "a file"
+        raise ValueError(f"out: {str(folder)!r} is {what}, expected a folder for those of all seeds")
     recipes = {seed: base.override(seed=seed) for seed in wanted}
     for seed, one in recipes.items():
         _changes(folder / str(seed), one)  # raises before anything is trained
@@ -250,7 +253,13 @@ def _changes(folder: Path, recipe: Recipe) -> dict[str, Any] | None:
     """
     if not (folder / files.CONFIG).is_file():
         return None
-    before = {leaf.key: leaf for leaf in leaves(files.read_config(folder, trust=True).recipe)}
+    begun = files.read_config(folder, trust=True).recipe
+    if begun.agent.kind != recipe.agent.kind:
+        raise ValueError(
+            f"out: {str(folder)!r} is a run of {begun.agent.kind}, but this one is of {recipe.agent.kind}; give "
+            "another folder"
+        )
+    before = {leaf.key: leaf for leaf in leaves(begun)}
     now = {leaf.key: leaf for leaf in leaves(recipe)}
     other = [
         key for key in {**before, **now} if key not in before or key not in now or before[key].value != now[key].value
