@@ -173,6 +173,12 @@ def test_errors_say_what_is_expected(given: dict[str, Any], said: str, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_says_that_nothing_was_evaluated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = SHORT | {"steps": 60, "warmup_steps": 50, "evaluate_every": 30, "progress": True}
+    sw.train("CartPole-v1", "dqn", **short, out=tmp_path / "run")
+    assert "This run made no held-out evaluation: the first is made once 20 training" in capsys.readouterr().out
+
+
 class Terminated(Callback):
     def __init__(self, number: int) -> None:
         self._number = number

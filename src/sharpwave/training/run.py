@@ -45,7 +45,7 @@ from sharpwave.training.loop import train
 from sharpwave.training.offline_data import learned_from, make_room, with_environment
 from sharpwave.training.own_environments import check_given, given_again
 from sharpwave.training.policy_files import describe
-from sharpwave.training.progress import Metrics, TrainingState
+from sharpwave.training.progress import RECENT, Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.results import TrainingRun, draw_curve, origin_text
 from sharpwave.training.setup import check_own_parts
@@ -234,6 +234,13 @@ class RunParts:
             training = Training(recipe, agent, store, view, self._experience(store, view, state), state, callbacks)
             last = train(training)
         ended = state.end_reached(recipe)
+        every, least = recipe.evaluation.evaluate_every, recipe.evaluation.evaluate_from
+        if ended is not None and every and state.progress.steps >= every and not state.held_out.count:
+            reach = "" if least is None else f" with a mean of {least:g} (--evaluate-from)"
+            say(
+                f"This run made no held-out evaluation: the first is made once {RECENT} training episodes have ended"
+                f"{reach}, and {state.scores.count:,} have"
+            )
         if ended is not None:
             last["final"] = state.held_out.final()
             if recipe.offline and state.held_out.count:
