@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 import sharpwave as sw
 from sharpwave.training import folder as files
 from sharpwave.training.checkpoints import clear_begun
+from sharpwave.training.front import chosen_recipe
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.seeds import SeedRuns
 
@@ -135,6 +136,24 @@ def test_runs_of_different_length_make_no_figure(tmp_path: Path, monkeypatch: py
     with pytest.raises(InterruptedError):
         sw.train_seeds("CartPole-v1", seeds=2, steps=500, **settings)
     assert begun == ["seed 0"]
+
+
+def test_longer_runs_keep_settings_that_follow_their_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = chosen_recipe("CartPole-v1", "dqn", None, {"steps": 300, "threads": 1})[1]
+    (tmp_path / "0").mkdir()
+    files.write_config(tmp_path / "0", files.Config("dqn", recipe, "1" * 32))
+    begun: list[Any] = []
+
+    def spawn(*arguments: Any) -> None:
+        begun.append(arguments[3])
+        raise InterruptedError
+
+    monkeypatch.setattr("sharpwave.training.seeds.spawned", spawn)
+    with pytest.raises(InterruptedError):
+        sw.train_seeds("CartPole-v1", "dqn", seeds=1, steps=400, out=tmp_path)
+    assert begun == [recipe.override(steps=400)]
+    with pytest.raises(ValueError, match=r"is a run with training[.]warmup_steps"):
+        sw.train_seeds("CartPole-v1", "dqn", seeds=1, steps=400, warmup_steps=77, out=tmp_path)
 
 
 @pytest.mark.slow

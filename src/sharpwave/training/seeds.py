@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
@@ -16,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sharpwave.configuration import is_whole, leaves
+from sharpwave.configuration import changed, is_whole, leaves
 from sharpwave.escaping import printable
 from sharpwave.serve import wire
 from sharpwave.serve.supervisor import follow_parent, spawned
@@ -30,6 +31,7 @@ from sharpwave.training.front import check_guarded, chosen_recipe
 from sharpwave.training.interquartile import interquartile_mean, interval
 from sharpwave.training.policies import Policy
 from sharpwave.training.recipes.recipe import OwnEnvironment, Recipe, resumable
+from sharpwave.training.recipes.suited import SHARES
 from sharpwave.training.results import TrainingRun
 from sharpwave.training.run import resume, run
 from sharpwave.training.scores import EPISODES, EPSILON, Purpose, held_out_seed, lanes_for, play
@@ -135,6 +137,9 @@ def train_seeds(
     if (folder / files.CONFIG).exists() or (folder.exists() and not folder.is_dir()):
         what = "the folder of a run" if folder.is_dir() else "a file"
         raise ValueError(f"out: {str(folder)!r} is {what}, expected a folder for those of all seeds")
+    if recipe is None:
+        whole = dataclasses.is_dataclass(agent) and not isinstance(agent, type)  # then its settings are asked for
+        base = _as_begun(base, [folder / str(seed) for seed in wanted], {*base.paths(settings)}, whole)
     recipes = {seed: base.override(seed=seed) for seed in wanted}
     for seed, one in recipes.items():
         _changes(folder / str(seed), one)  # raises before anything is trained
@@ -238,6 +243,20 @@ def _read_scores(path: Path) -> dict[int, list[float]]:
         raise ValueError(
             f"{str(path)!r} is no file of scores: {error}; remove it, and all policies are measured again"
         ) from error
+
+
+def _as_begun(base: Recipe, folders: list[Path], asked: set[tuple[str, ...]], whole: bool) -> Recipe:
+    """Return a recipe with the settings that follow a run's length as the runs in ``folders`` began with them.
+
+    Args:
+        asked: settings by path that were given.  whole: all of the agent's were.
+    """
+    begun = next((one for one in folders if (one / files.CONFIG).is_file()), None)
+    if begun is None:
+        return base
+    before = {one.path: one.value for one in leaves(files.read_config(begun, trust=True).recipe)}
+    kept = [one.path for one in leaves(base) if one.key in SHARES and one.path in before and one.path not in asked]
+    return changed(base, {path: before[path] for path in kept if not (whole and path[0] == "agent")})
 
 
 def _reached(folder: Path) -> int:
