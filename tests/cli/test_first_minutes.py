@@ -33,7 +33,7 @@ def test_a_shell_completes_commands_and_recipes():
     asked = {"_SHARPWAVE_COMPLETE": "complete_bash", "COMP_WORDS": "sharpwave train lun", "COMP_CWORD": "2"}
     command = [sys.executable, "-c", "import sys; sys.argv[0] = 'sharpwave'; from sharpwave.cli import main; main()"]
     done = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["lunarlander"], done
+    assert done.stdout.split() == ["lunarlander", "lunarlander-ppo", "lunarlander-a2c"], done
 
 
 @pytest.mark.parametrize("module", ["sharpwave.cli.commands", "sharpwave.offline.folder_check"])
