@@ -137,6 +137,7 @@ def test_a_recurrent_run_remembers(here, tmp_path):
         assert scores(recorded.text) == scores(played.text)
 
 
+@pytest.mark.slow
 def test_an_atari_game(here, pong_run, tmp_path):
     folder, _ = pong_run
     result = here("record", "pong", "--policy", folder, "--out", tmp_path / "demos", "--episodes", 1, "--epsilon", 0.2)
