@@ -10,7 +10,7 @@ from sharpwave.bench.learning_runs import EPSILON
 
 @dataclass(frozen=True)
 class Arm:
-    """An agent on a task: a recipe and what is changed in it.
+    """An agent on a task: a recipe and the settings that differ from it.
 
     Attributes:
         changes: settings; "{seed}" in a text stands for the run's seed.

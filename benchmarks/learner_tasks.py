@@ -15,12 +15,11 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 
-from sharpwave.agents.demonstrations import BlendedSettings
 from sharpwave.agents.dqn import DQN, DQNSettings
 from sharpwave.agents.impala import IMPALA, IMPALASettings
 from sharpwave.agents.protocol import Learned
 from sharpwave.agents.registry import register
-from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.agents.rlpd import BlendedTransitions
 from sharpwave.configuration import setting
 from sharpwave.envs.small_tasks import Lock, TMaze
 from sharpwave.training import recording
@@ -48,11 +47,6 @@ class DemonstratedSettings(DQNSettings):
 
     demonstrations: str = setting("", "folder of demonstrations", MEMORY)
     demonstration_share: float = setting(0.25, "their share in a batch", MEMORY, at_least=0, at_most=1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlendedTransitions(BlendedSettings, TransitionsSettings):
-    """Settings of a blend of transitions."""
 
 
 class DemonstratedDQN(DQN):

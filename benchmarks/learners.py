@@ -241,7 +241,11 @@ def main() -> None:
     parser.add_argument("--sbx", default=sys.executable, metavar="PYTHON", help="interpreter that has SBX and MuJoCo")
     parser.add_argument("--seeds", type=int, nargs="+", help="others than each agent's own")
     parser.add_argument("--at-a-time", type=int, default=2, help="runs that train side by side")
-    parser.add_argument("--minutes", type=float, help="begin no further run after so many; the table has what is there")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="begin no further run after so many minutes; the table shows the runs that have ended",
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs") / "learning", help="folder of the runs")
     parser.add_argument("--out", type=Path, default=runner.RESULTS / "learning.jsonl", help="file of the lines")
     parser.add_argument("--one", nargs=4, metavar=("TASK", "AGENT", "SEED", "FOLDER"), help=argparse.SUPPRESS)
