@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 import sharpwave as sw
-from sharpwave.agents.protocol import ViewSettings
+from sharpwave.agents.protocol import Spaces, ViewSettings
 from sharpwave.agents.replay import MEMORY, linear
 from sharpwave.configuration import expect, setting
 from sharpwave.offline.recorded import Recorded, RecordedEpisodes
@@ -65,6 +66,14 @@ class DemonstrationSettings:
                 "run's policy, with --script FILE.py:FUNCTION in place of --policy by a function"
             )
         return kind(**vars(views), demonstrations=self.demonstrations, share=self.share, fields=fields)
+
+    def check_actions(self, actions: npt.NDArray[Any], valid: npt.NDArray[np.bool_], spaces: Spaces) -> None:
+        """Check that all demonstrated actions [N, ...] are ``valid``, bool [N].  Raises: ValueError: names one."""
+        if not valid.all():
+            raise ValueError(
+                f"demonstrations: {self.demonstrations!r} has action {actions[~valid][0].tolist()}, expected those of "
+                f"{spaces.env}, {spaces.action}"
+            )
 
 
 class DemonstratedReplay(sw.Blend[Any]):

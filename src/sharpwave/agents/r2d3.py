@@ -42,12 +42,7 @@ class R2D3(R2D2):
     def _demonstrated(self, episode: Recorded) -> Mapping[str, npt.NDArray[Any]]:
         """Return the fields of an episode's steps: no recurrent state, but the previous action and reward."""
         made = episode.fields["action"]
-        valid = self.actions.valid(made)
-        if not valid.all():
-            raise ValueError(
-                f"demonstrations: {self.settings.demonstrations!r} has action {made[~valid][0]}, expected those of "
-                f"{self.spaces.env}, {self.spaces.action}"
-            )
+        self.settings.check_actions(made, self.actions.valid(made), self.spaces)
         actions = self.actions.numbers(made)
         core = np.zeros((len(actions), self._core_size), np.float32)
         core[np.arange(1, len(actions)), self.online.state_size + actions[:-1]] = 1.0

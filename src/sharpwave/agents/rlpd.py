@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.demonstrations import BlendedSettings, DemonstrationSettings
@@ -71,10 +70,5 @@ class RLPD(SAC):
         made, space = episode.fields["action"], self.spaces.action
         spare = SPARE * (space.high - space.low)  # type: ignore[attr-defined]
         inside = (made >= space.low - spare) & (made <= space.high + spare)  # type: ignore[attr-defined]
-        valid = inside.reshape(len(made), -1).all(axis=1)
-        if not valid.all():
-            raise ValueError(
-                f"demonstrations: {self.settings.demonstrations!r} has action {np.asarray(made[~valid][0]).tolist()}, "
-                f"expected those of {self.spaces.env}, {self.spaces.action}"
-            )
+        self.settings.check_actions(made, inside.reshape(len(made), -1).all(axis=1), self.spaces)
         return {}
