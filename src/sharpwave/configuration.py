@@ -49,6 +49,13 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def again(settings: type, **default: Any) -> Any:
+    """Declare a field as the class ``settings`` has it, but for its default: ``lr: float = again(Base, lr=1e-3)``."""
+    ((name, value),) = default.items()
+    (metadata,) = (field.metadata for field in dataclasses.fields(settings) if field.name == name)
+    return dataclasses.field(default=value, metadata=metadata)
+
+
 def flag(field: dataclasses.Field[Any]) -> str:
     """Return the option of a field: "--num-envs"."""
     return field.metadata.get("flag") or "--" + field.name.replace("_", "-")

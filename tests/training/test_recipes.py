@@ -4,13 +4,13 @@ import dataclasses
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
 
 from sharpwave.agents.dqn import DQN
-from sharpwave.configuration import leaves
+from sharpwave.configuration import Checked, again, leaves, setting
 from sharpwave.training import setup
 from sharpwave.training.recipes import load_recipe, recipe_names, tables
 from sharpwave.training.recipes.recipe import Atari, Gymnasium, Recipe, parse_lines, parse_size, resumable
@@ -211,3 +211,18 @@ def test_numbers_of_numpy_are_those_of_python():
     for name, value in (("steps", 300.5), ("steps", np.float64(300.5)), ("steps", True), ("seed", np.True_)):
         with pytest.raises(ValueError, match=f"setting {name}: got"):
             load_recipe("cartpole").override(**{name: value})
+
+
+def test_a_setting_declared_again_has_another_default_and_is_else_the_same() -> None:
+    @dataclass(frozen=True)
+    class Given(Checked):
+        lr: float = setting(1e-3, "learning rate", "Learning", flag="--learning-rate", above=0)
+
+    @dataclass(frozen=True)
+    class Other(Given):
+        lr: float = again(Given, lr=0.5)
+
+    (first,), (second,) = fields(Given), fields(Other)
+    assert (Given().lr, Other().lr) == (1e-3, 0.5) and first.metadata == second.metadata
+    with pytest.raises(ValueError, match="--learning-rate: got 0, expected"):
+        Other(lr=0)

@@ -24,7 +24,7 @@ from sharpwave.agents.episode_outcomes import MeasuredData
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.losses import action_cross_entropy, squared
 from sharpwave.agents.protocol import Acted, Learned, Obs, ViewSettings
-from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, TransitionsSettings
+from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, TransitionsSettings, standardized
 from sharpwave.configuration import Checked, setting
 from sharpwave.extras import Tensor, nn, torch
 
@@ -52,9 +52,7 @@ class BCSettings(OfflineSettings):
 
     network: str = setting("auto", "torso of the policy; auto: by the observation", NETWORK, choices=networks)
     hidden_units: int = setting(128, "units of each hidden layer", NETWORK, at_least=1)
-    standardize: bool = setting(
-        False, "vectors of observations: subtract their mean in the data and divide by their deviation", NETWORK
-    )
+    standardize: bool = standardized(False)
 
     lr: float = setting(1e-3, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
     likelihood: str = setting(

@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 from sharpwave.agents.episode_outcomes import EPISODE_RETURN, RETURN_TO_GO, MeasuredData, OutcomeSettings
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.protocol import Learned
-from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, OnlineSettings, TransitionsSettings
+from sharpwave.agents.replay import LEARNING, OnlineSettings, TransitionsSettings, standardized
 from sharpwave.agents.sac import LOG_STD, SAC, SACSettings, squash, twin_targets
-from sharpwave.configuration import expect, setting
+from sharpwave.configuration import again, expect, setting
 from sharpwave.extras import Tensor, torch
 
 
@@ -39,9 +39,7 @@ class CalQLSettings(SACSettings, OnlineSettings):
 
     replay: TransitionsSettings = field(default_factory=lambda: CalQLTransitions(batch_size=256))
 
-    standardize: bool = setting(
-        True, "vectors of observations: subtract their mean in the data and divide by their deviation", NETWORK
-    )
+    standardize: bool = standardized(True)
     conservatism: float = setting(
         5.0, "weight of the penalty on values of actions that the data lack; 0: plain soft actor-critic", LEARNING,
         at_least=0,
@@ -56,7 +54,7 @@ class CalQLSettings(SACSettings, OnlineSettings):
     normalize_rewards: bool = setting(
         True, "scale rewards so that the returns of the data's episodes spread over 1,000", LEARNING
     )
-    random_steps: int = setting(0, "first steps, whose actions are uniformly random", EXPLORATION, at_least=0)
+    random_steps: int = again(SACSettings, random_steps=0)
     actor_lr: float = setting(1e-4, "learning rate of Adam for the policy and the temperature", LEARNING, above=0)
 
     def __post_init__(self) -> None:

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 from sharpwave.agents.dqn import DQN, DQNSettings
 from sharpwave.agents.losses import action_cross_entropy
-from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, TransitionsSettings
-from sharpwave.configuration import setting
+from sharpwave.agents.replay import LEARNING, OfflineSettings, TransitionsSettings
+from sharpwave.configuration import again, setting
 from sharpwave.extras import Tensor
 
 
@@ -26,15 +26,9 @@ class CQLSettings(DQNSettings, OfflineSettings):
     kind: ClassVar[str] = "cql"
 
     replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=64))
-    hidden_units: int = setting(128, "units of the hidden layer", NETWORK, at_least=1)
-    lr: float = setting(5e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
-    target_tau: float = setting(
-        0.01,
-        "share by which each update moves the target instead of copies; 0: copies",
-        LEARNING,
-        at_least=0,
-        at_most=1,
-    )
+    hidden_units: int = again(DQNSettings, hidden_units=128)
+    lr: float = again(DQNSettings, lr=5e-4)
+    target_tau: float = again(DQNSettings, target_tau=0.01)
 
     conservatism: float = setting(
         1.0, "weight of the penalty on values of actions that the data lack; 0: plain Q-learning", LEARNING, at_least=0

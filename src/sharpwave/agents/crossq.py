@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sharpwave.agents.protocol import Learned
-from sharpwave.agents.replay import LEARNING, NETWORK
+from sharpwave.agents.replay import NETWORK
 from sharpwave.agents.sac import SAC, SACSettings
-from sharpwave.configuration import expect, setting
+from sharpwave.configuration import again, expect, setting
 from sharpwave.extras import Tensor, torch
 
 if TYPE_CHECKING:
@@ -28,10 +28,8 @@ class CrossQSettings(SACSettings):
     kind: ClassVar[str] = "crossq"
 
     critic_units: int | None = setting(2048, "units of the critics' hidden layers", NETWORK, at_least=1)
-    lr: float = setting(1e-3, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
-    policy_delay: int = setting(
-        3, "updates of the critics for each of the policy and its temperature", LEARNING, at_least=1
-    )
+    lr: float = again(SACSettings, lr=1e-3)
+    policy_delay: int = again(SACSettings, policy_delay=3)
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()

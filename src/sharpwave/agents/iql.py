@@ -19,8 +19,8 @@ from sharpwave.agents.episode_outcomes import EPISODE_RETURN, OutcomeSettings
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.losses import squared
 from sharpwave.agents.protocol import Learned
-from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
-from sharpwave.configuration import setting
+from sharpwave.agents.replay import LEARNING, TransitionsSettings
+from sharpwave.configuration import again, setting
 from sharpwave.extras import Tensor, nn, torch
 
 
@@ -39,11 +39,9 @@ class IQLSettings(BCSettings):
 
     replay: TransitionsSettings = field(default_factory=lambda: IQLTransitions(batch_size=256))
 
-    hidden_units: int = setting(256, "units of each hidden layer", NETWORK, at_least=1)
-    standardize: bool = setting(
-        True, "vectors of observations: subtract their mean in the data and divide by their deviation", NETWORK
-    )
-    lr: float = setting(3e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
+    hidden_units: int = again(BCSettings, hidden_units=256)
+    standardize: bool = again(BCSettings, standardize=True)
+    lr: float = again(BCSettings, lr=3e-4)
     likelihood: str = setting(
         "gaussian", "loss of continuous actions, as of behaviour cloning", LEARNING,
         choices=("squared", "gaussian", "tanh"),

@@ -20,7 +20,7 @@ from sharpwave.agents.learner import to_tensors
 from sharpwave.agents.losses import RESCALING_EPS, signed_hyperbolic, signed_parabolic, window_ends
 from sharpwave.agents.protocol import Acted, Obs, Rows, Valued, ViewSettings
 from sharpwave.agents.replay import LEARNING, MEMORY, NETWORK, linear
-from sharpwave.configuration import check, expect, setting
+from sharpwave.configuration import again, check, expect, setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
@@ -110,16 +110,16 @@ class R2D2Settings(QSettings):
     hidden_units: int = setting(512, "units of layers before and behind the recurrent core", NETWORK, at_least=1)
     core: str = setting("lstm", "recurrent core", NETWORK, choices=("lstm", "gru"))
     core_units: int = setting(512, "units of the recurrent core", NETWORK, at_least=1)
-    dueling: bool = setting(True, "separate streams for value and advantage", NETWORK)
+    dueling: bool = again(QSettings, dueling=True)
 
     stored_state: bool = setting(
         True, "windows begin with the recurrent state that was stored with them, otherwise with zeros", LEARNING
     )
     n_step: int = setting(5, "rewards summed before the bootstrap; fewer at a window's end", LEARNING, at_least=1)
     rescale: bool = setting(True, "learn values rescaled by sign(x) (sqrt(|x| + 1) - 1) + .001 x", LEARNING)
-    lr: float = setting(1e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
-    adam_eps: float = setting(1e-3, "epsilon of Adam", LEARNING, above=0)
-    max_grad_norm: float = setting(40.0, "gradients are clipped to this norm; 0: never", LEARNING, at_least=0)
+    lr: float = again(QSettings, lr=1e-4)
+    adam_eps: float = again(QSettings, adam_eps=1e-3)
+    max_grad_norm: float = again(QSettings, max_grad_norm=40.0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

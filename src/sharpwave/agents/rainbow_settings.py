@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sharpwave.agents.dqn import DQNSettings
-from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings
-from sharpwave.configuration import expect, setting
+from sharpwave.agents.replay import EXPLORATION, LEARNING, TransitionsSettings
+from sharpwave.configuration import again, expect, setting
 
 RETURNS = "Distribution of returns"
 
@@ -30,8 +30,8 @@ class RainbowSettings(DQNSettings):
     replay: TransitionsSettings = field(
         default_factory=lambda: TransitionsSettings(n_step=3, prioritized=True, priority_alpha=0.5)
     )
-    dueling: bool = setting(True, "separate streams for value and advantage", NETWORK)
-    lr: float = setting(6.25e-5, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
+    dueling: bool = again(DQNSettings, dueling=True)
+    lr: float = again(DQNSettings, lr=6.25e-5)
 
     head: str = setting(
         "c51",

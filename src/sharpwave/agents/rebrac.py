@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 
 from sharpwave.agents.episode_outcomes import NEXT_ACTION, OutcomeSettings
 from sharpwave.agents.losses import squared
-from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
+from sharpwave.agents.replay import LEARNING, TransitionsSettings
 from sharpwave.agents.sac import dpg_loss
 from sharpwave.agents.td3bc import TD3BC, TD3BCSettings
-from sharpwave.configuration import setting
+from sharpwave.configuration import again, setting
 from sharpwave.extras import Tensor
 
 
@@ -33,12 +33,10 @@ class ReBRACSettings(TD3BCSettings):
 
     replay: TransitionsSettings = field(default_factory=lambda: ReBRACTransitions(batch_size=1024))
 
-    hidden_layers: int = setting(3, "hidden layers of actor and critics, plain ones", NETWORK, at_least=1)
-    layer_norm: bool = setting(True, "normalize the critics' hidden layers, before their ReLU", NETWORK)
-    standardize: bool = setting(
-        False, "vectors of observations: subtract their mean in the data and divide by their deviation", NETWORK
-    )
-    lr: float = setting(1e-3, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
+    hidden_layers: int = again(TD3BCSettings, hidden_layers=3)
+    layer_norm: bool = again(TD3BCSettings, layer_norm=True)
+    standardize: bool = again(TD3BCSettings, standardize=False)
+    lr: float = again(TD3BCSettings, lr=1e-3)
     value_weight: float = setting(
         1.0, "weight of the values, scaled to mean size 1, beside the imitation of the actions", LEARNING, at_least=0
     )

@@ -88,6 +88,12 @@ class FollowedTransitions(TransitionsSettings):
         return store.sequences(self.following, stride=1, eta=1.0, **settings)
 
 
+def standardized(default: bool) -> Any:
+    """Declare the field of agents that measure vectors of observations in their data (``MeasuredData``)."""
+    about = "vectors of observations: subtract their mean in the data and divide by their deviation"
+    return setting(default, about, NETWORK)
+
+
 @dataclass(frozen=True)
 class OfflineSettings(Checked):
     """Settings of an agent that learns offline. A run's steps are its updates, and so are all periods."""

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 
 from sharpwave.agents.demonstrations import BlendedSettings, DemonstrationSettings
-from sharpwave.agents.replay import LEARNING, MEMORY, NETWORK, TransitionsSettings
+from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.agents.sac import SAC, SACSettings
-from sharpwave.configuration import setting
+from sharpwave.configuration import again
 from sharpwave.offline.recorded import Recorded
 
 SPARE = 1e-4
@@ -30,22 +30,12 @@ class RLPDSettings(DemonstrationSettings, SACSettings):
 
     kind: ClassVar[str] = "rlpd"
 
-    utd: float | None = setting(
-        20.0,
-        "updates per environment step, any ratio: .25, 1, 20; empty: one every update-every steps",
-        LEARNING,
-        above=0,
-    )
-    critics: int = setting(10, "critics", NETWORK, at_least=1)
-    target_critics: int | None = setting(
-        2, "random critics, others for each update, whose smallest value makes the target; empty: all", LEARNING,
-        at_least=1,
-    )  # fmt: skip
-    layer_norm: bool = setting(True, "normalize the critics' hidden layers, before their ReLU", NETWORK)
-    policy_delay: int = setting(
-        20, "updates of the critics for each of the policy and its temperature", LEARNING, at_least=1
-    )
-    demonstration_share: float = setting(0.5, "share of the demonstrations in a batch", MEMORY, at_least=0, at_most=1)
+    utd: float | None = again(SACSettings, utd=20.0)
+    critics: int = again(SACSettings, critics=10)
+    target_critics: int | None = again(SACSettings, target_critics=2)
+    layer_norm: bool = again(SACSettings, layer_norm=True)
+    policy_delay: int = again(SACSettings, policy_delay=20)
+    demonstration_share: float = again(DemonstrationSettings, demonstration_share=0.5)
 
 
 @dataclass(frozen=True, kw_only=True)

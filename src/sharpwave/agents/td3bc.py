@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 from sharpwave.agents.episode_outcomes import MeasuredData
 from sharpwave.agents.losses import squared
-from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, OnlineSettings
+from sharpwave.agents.replay import LEARNING, OnlineSettings, standardized
 from sharpwave.agents.sac import dpg_loss
 from sharpwave.agents.td3 import TD3, TD3Settings
-from sharpwave.configuration import setting
+from sharpwave.configuration import again, setting
 from sharpwave.extras import Tensor, torch
 
 
@@ -26,15 +26,13 @@ class TD3BCSettings(TD3Settings, OnlineSettings):
 
     kind: ClassVar[str] = "td3bc"
 
-    standardize: bool = setting(
-        True, "vectors of observations: subtract their mean in the data and divide by their deviation", NETWORK
-    )
+    standardize: bool = standardized(True)
     value_weight: float = setting(
         2.5, "alpha: weight of the values, scaled to mean size 1, beside the squared error of the actions", LEARNING,
         at_least=0,
     )  # fmt: skip
 
-    random_steps: int = setting(0, "first steps, whose actions are uniformly random", EXPLORATION, at_least=0)
+    random_steps: int = again(TD3Settings, random_steps=0)
 
     def unused(self) -> Iterator[tuple[str, str]]:
         yield from super().unused()

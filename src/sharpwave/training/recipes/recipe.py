@@ -15,6 +15,7 @@ from sharpwave.configuration import (
     IN_MEMORY,
     KINDS,
     Checked,
+    again,
     alike,
     changed,
     check,
@@ -146,11 +147,9 @@ class OwnEnvironment(Checked):
     max_seed: ClassVar[int] = Atari.max_seed
 
     name: str = setting("", "name of the environment", ENV, flag="--env")
-    num_envs: int = setting(1, "environments stepped together", ENV, at_least=1, at_most=MAX_ENVIRONMENTS)
-    stack: int = setting(1, "newest observations that the agent sees together", ENV, at_least=1, at_most=MAX_STACK)
-    action_masks: bool = setting(
-        True, "make and learn from legal actions only, where the environment says which are (Discrete ones)", ENV
-    )
+    num_envs: int = again(Gymnasium, num_envs=1)
+    stack: int = again(Gymnasium, stack=1)
+    action_masks: bool = again(Gymnasium, action_masks=True)
     factory: str = setting("", "function that makes the environment, module:function; empty: none", ENV)
     given: Any = field(default=None, compare=False, repr=False, metadata={IN_MEMORY: True})
 
