@@ -7,11 +7,13 @@ Decoding takes 10 to 40 times as long as copying.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from sharpwave.arrays import Bytes, Ints
-from sharpwave.codecs.codec_protocol import Codec, Competition, Decoder, Packed, read_offsets
-from sharpwave.codecs.zstd import compressor, decompressor, pack, unpack, unpack_many
+from sharpwave.codecs.codec_protocol import Codec, Competition, Decoder, Packed, as_bytes
+from sharpwave.codecs.zstd import Frames, compressor, decompressor, pack, unpack, unpack_many
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
 
@@ -21,15 +23,13 @@ MAX_TRAINED_ROWS = 33
 """Rows of which the reference is the median: more take longer, and change little."""
 
 
-class Predict(Codec):
+class Predict(Frames):
     """Codec of filtered rows, compressed one by one."""
 
     name, number = "predict", 3
     competition = Competition(
         max_share=0.7, min_saved_bytes=MIN_SAVED_BYTES, preference=0.9, tried_above=0.15, images=True
     )
-    decoder_bytes = 56 << 10
-    slow = True
 
     def max_dictionary_bytes(self, size: int) -> int:
         """Return the size of a row: the dictionary is one row."""
@@ -54,50 +54,27 @@ class Predict(Codec):
         return payload if len(payload) < rows.nbytes else None
 
     def check(self, column: Packed) -> None:
-        """Check the offsets and the reference. The content of frames is checked when they are decoded."""
-        read_offsets(self.name, column.payload, column.count + 1)
-        if len(column.dictionary) not in (0, column.size):
-            raise DamagedError(
-                f"predict column: the reference has {len(column.dictionary)} bytes, expected {column.size}"
-            )
+        """Check the offsets and the reference."""
+        super().check(column)
+        _reference(column.dictionary, column.size)
 
-    def verify(self, column: Packed) -> None:
-        """Decode every row."""
-        self.check(column)
-        self._rows(column, range(column.count), np.empty((1, column.size), np.uint8))
-
-    def decode_row(self, column: Packed, row: int) -> Bytes:
-        """Decompress and restore one row."""
-        self.check(column)
-        out = np.empty((1, column.size), np.uint8)
-        self._rows(column, range(row, row + 1), out)
-        return out.reshape(-1)
-
-    def decode(self, column: Packed) -> Bytes:
-        """Decode all rows with one decompressor."""
-        self.check(column)
-        rows = np.empty((column.count, column.size), np.uint8)
-        self._rows(column, range(column.count), rows)
-        return rows
+    def rows(self, column: Packed, wanted: range) -> Iterator[Bytes]:
+        """Decompress and restore some rows, each in the memory of the one before."""
+        line, out = _line(column.size, column.line_bytes), np.empty(column.size, np.uint8)
+        reference, nbytes = _reference(column.dictionary, column.size), _filtered_bytes(column.size, line)
+        for i, row in zip(wanted, unpack(self.name, column.payload, column.count, nbytes, b"", wanted), strict=True):
+            if not core.restore_row(as_bytes(row), reference, line, out):
+                raise DamagedError(f"predict column, row {i}: no filtered row")
+            yield out
 
     def decoder(self, dictionary: bytes, size: int, line_bytes: int) -> Decoder:
         """Return a decoder that keeps its decompressor."""
         return _PredictDecoder(self, dictionary, size, line_bytes)
 
-    def _rows(self, column: Packed, wanted: range, out: Bytes) -> None:
-        """Decode rows into ``out`` [n, size], or one after another into its only one.  Raises: DamagedError."""
-        line = _line(column.size, column.line_bytes)
-        reference, nbytes = _reference(column.dictionary, column.size), _filtered_bytes(column.size, line)
-        for i, row in enumerate(unpack(self.name, column.payload, column.count, nbytes, b"", wanted)):
-            if not core.restore_row(np.frombuffer(row, np.uint8), reference, line, out[min(i, len(out) - 1)]):
-                raise DamagedError(f"predict column, row {wanted[i]}: no filtered row")
-
 
 class _PredictDecoder(Decoder):
     def __init__(self, codec: Codec, dictionary: bytes, size: int, line_bytes: int) -> None:
         super().__init__(codec, dictionary, size, line_bytes)
-        if len(dictionary) not in (0, size):
-            raise DamagedError(f"predict column: the reference has {len(dictionary)} bytes, expected {size}")
         self._line = _line(size, line_bytes)
         self._reference = _reference(dictionary, size)
         self._decompressor = decompressor()
@@ -127,4 +104,7 @@ def _filtered_bytes(size: int, line: int) -> int:
 
 
 def _reference(dictionary: bytes, size: int) -> Bytes:
+    """Return the reference row.  Raises: DamagedError: a dictionary of another size."""
+    if len(dictionary) not in (0, size):
+        raise DamagedError(f"predict column: the reference has {len(dictionary)} bytes, expected {size}")
     return np.frombuffer(dictionary, np.uint8) if dictionary else np.zeros(size, np.uint8)

@@ -26,13 +26,44 @@ MIN_SAVED_BYTES = 512
 KiB; copying a raw one takes a tenth of that (``counts`` in benchmarks/codec_sizes.py)."""
 
 
-class Zstd(Codec):
+class Frames(Codec):
+    """Codec whose payload is a zstd frame for each row."""
+
+    decoder_bytes = 56 << 10
+    slow = True
+
+    def rows(self, column: Packed, wanted: range) -> Iterator[Bytes]:
+        """Decode some rows with one decompressor.  Raises: DamagedError: the column is damaged, or a row is."""
+        raise NotImplementedError
+
+    def check(self, column: Packed) -> None:
+        """Check the offsets. Frames that hold anything but a row are found when they are decoded."""
+        read_offsets(self.name, column.payload, column.count + 1)
+
+    def verify(self, column: Packed) -> None:
+        """Decode every row."""
+        self.check(column)
+        for _ in self.rows(column, range(column.count)):
+            pass
+
+    def decode_row(self, column: Packed, row: int) -> Bytes:
+        """Decode one row."""
+        return next(self.rows(column, range(row, row + 1)))
+
+    def decode(self, column: Packed) -> Bytes:
+        """Decode all rows with one decompressor."""
+        self.check(column)
+        rows = np.empty((column.count, column.size), np.uint8)
+        for i, row in enumerate(self.rows(column, range(column.count))):
+            rows[i] = row
+        return rows
+
+
+class Zstd(Frames):
     """Codec that compresses rows one by one, at level 1."""
 
     name, number = "zstd", 1
     competition = Competition(max_share=0.7, min_saved_bytes=MIN_SAVED_BYTES)
-    decoder_bytes = 56 << 10
-    slow = True
 
     def max_dictionary_bytes(self, size: int) -> int:
         """Return 16 KiB."""
@@ -55,25 +86,9 @@ class Zstd(Codec):
         """Compress every row. Cost: 3 to 5 us a row of 7 KB."""
         return _encode(rows, compressor(dictionary))
 
-    def check(self, column: Packed) -> None:
-        """Check the offsets. Frames that hold anything but a row are found when they are decoded."""
-        read_offsets(self.name, column.payload, column.count + 1)
-
-    def verify(self, column: Packed) -> None:
-        """Decompress every row."""
-        for _ in _rows(column, range(column.count)):
-            pass
-
-    def decode_row(self, column: Packed, row: int) -> bytes:
-        return next(_rows(column, range(row, row + 1)))
-
-    def decode(self, column: Packed) -> Bytes:
-        """Decompress all rows with one decompressor."""
-        self.check(column)
-        rows = np.empty((column.count, column.size), np.uint8)
-        for i, row in enumerate(_rows(column, range(column.count))):
-            rows[i] = as_bytes(row)
-        return rows
+    def rows(self, column: Packed, wanted: range) -> Iterator[Bytes]:
+        """Decompress some rows."""
+        return map(as_bytes, unpack(self.name, column.payload, column.count, column.size, column.dictionary, wanted))
 
     def memorized_bytes(self, payload: bytes, count: int) -> int:
         """Return the excess of the odd rows' frames over the even rows', on which the dictionary was trained."""
@@ -128,10 +143,6 @@ class _ZstdDecoder(Decoder):
 def _encode(rows: Bytes, by: zstandard.ZstdCompressor) -> bytes | None:
     payload = pack(rows, by)
     return payload if len(payload) < rows.nbytes else None
-
-
-def _rows(column: Packed, wanted: range) -> Iterator[bytes]:
-    return unpack(Zstd.name, column.payload, column.count, column.size, column.dictionary, wanted)
 
 
 # Rows as zstd frames of one payload, of this codec and of ``predict``.
