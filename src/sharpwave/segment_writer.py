@@ -65,17 +65,13 @@ class _HandOver(Sealing):
         try:
             log.encoder.encode(lane, log.opened.columns.all_so_far(slot), columns, places)
             packed, _ = log.opened.pack(lane, slot, columns)
-            shared = {
-                column.dictionary: table.data(place)
-                for table, column, place in zip(log.tables, columns, places, strict=True)
-                if column.dictionary
-            } | {key: data for (_, key), data in log.shared.of(slot).items()}
+            beside = log.sealed.dictionaries(places) | log.shared.of(slot)
         finally:
             log.sealed.drop_dictionaries(places)
         first, steps = int(log.index.first_step[slot]), int(log.index.rows[slot])
-        counts = log.boundaries.counts
+        counts, dictionaries = log.boundaries.counts, {key: data for (_, key), data in beside.items()}
         noticed = tuple(now - told for now, told in zip(counts, self._told, strict=True))
-        made = SealedSegment(log.opened.first_lane + lane, first, steps, packed, shared, noticed)
+        made = SealedSegment(log.opened.first_lane + lane, first, steps, packed, dictionaries, noticed)
         deferred = HANDLERS.suspend()  # the callback may block
         try:
             self._hand_over(made)

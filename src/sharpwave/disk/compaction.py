@@ -11,11 +11,10 @@ three quarters of the limit are held, so that such a region always exists. Nothi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.disk.disk_budget import DEAD_SHARE, MAX_HELD_SHARE
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.region_files import Needed
@@ -28,7 +27,7 @@ class Compaction:
     """Compaction of one store's regions.
 
     Args:
-        tables: dictionaries, by column. ``shared``: returns the shared values of a slot's segment.
+        needed: returns the dictionaries and shared values of a slot's segment.
         segment_cache: waits for its reads from a region that is copied.
 
     Cost of a copy: O(slots), one read and one write for each segment, and a sync.
@@ -38,12 +37,10 @@ class Compaction:
         self,
         disk: DiskTier,
         index: SegmentIndex,
-        tables: Sequence[DictionaryTable],
-        shared: Callable[[int], Needed],
+        needed: Callable[[int], Needed],
         segment_cache: SegmentCache,
     ) -> None:
-        self.disk, self._index, self._tables, self._segment_cache = disk, index, tables, segment_cache
-        self._shared = shared
+        self.disk, self._index, self._needed, self._segment_cache = disk, index, needed, segment_cache
 
     def compact(
         self, max_share: float = MAX_HELD_SHARE, left_out: frozenset[int] = frozenset(), before: int = MAX_NUMBER
@@ -118,12 +115,8 @@ class Compaction:
         self._segment_cache.arrive(slots)
         generation = index.latest_generation
         for slot in slots.tolist():
-            needed = dict(self._shared(slot))
-            for c, place in enumerate(index.dictionary[:, slot].tolist()):
-                if place:
-                    needed[c, self._tables[c].uses.key(place)] = self._tables[c].data(place)
             region, offset, nbytes = int(index.region[slot]), int(index.region_offset[slot]), int(index.nbytes[slot])
-            moved = disk.move(SEGMENT, region, offset, nbytes, generation, needed)
+            moved = disk.move(SEGMENT, region, offset, nbytes, generation, self._needed(slot))
             if moved is None:
                 return False
             index.region[slot], index.region_offset[slot] = moved

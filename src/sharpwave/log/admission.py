@@ -290,7 +290,7 @@ class Admission:
         """
         newcomer, location, added = Newcomer(slot, self.space.index.segment_id(slot)), None, False
         try:
-            dictionaries: Needed = {} if self.disk is None else self.sealed.dictionaries(slot, columns, places)
+            dictionaries: Needed = {} if self.disk is None else self.sealed.needed(slot, places)
             location = self._place(newcomer, packed, dictionaries)
             if location is not None:
                 self.retention.add(*newcomer)

@@ -8,6 +8,7 @@ no rows of any length, as no stack reaches back to them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from sharpwave.format.segment import FLAGS, SegmentColumn
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import SegmentLayout
-from sharpwave.spec import ENDED, START
+from sharpwave.spec import ENDED, START, Spec
 
 Rows = Mapping[str, npt.NDArray[Any]]
 
@@ -111,6 +112,16 @@ def unshared_column(rows: Bytes | RaggedRows) -> SegmentColumn:
         return ragged_column(rows)
     packed = Zstd().encode(rows) if len(rows) and rows[0].nbytes >= MIN_AUTO_BYTES else None
     return SegmentColumn(RAW if packed is None else Zstd.number, len(rows), packed or rows.tobytes())
+
+
+def unshared_columns(spec: Spec, arrays: Rows) -> list[SegmentColumn]:
+    """Return columns of decoded rows [n, *shape] by name, in that order, encoded without dictionaries."""
+    return [
+        ragged_column(RaggedRows.of(spec.kinds[name], rows))
+        if name in spec.kinds
+        else unshared_column(np.ascontiguousarray(rows).reshape(len(rows), prod(rows.shape[1:])).view(np.uint8))
+        for name, rows in arrays.items()
+    ]
 
 
 class OpenValues:

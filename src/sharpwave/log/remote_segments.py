@@ -11,14 +11,12 @@ import numpy as np
 
 from sharpwave.arrays import Ints
 from sharpwave.codecs.dictionaries import key_of
-from sharpwave.codecs.ragged_rows import RaggedRows
-from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.shared import IS_SHARED, checked, text_of
 from sharpwave.errors import DamagedError, DuplicateError
 from sharpwave.format import segment
-from sharpwave.format.segment import FLAGS, SegmentColumn
+from sharpwave.format.segment import FLAGS
 from sharpwave.format.segment_header import Header
-from sharpwave.log.open_columns import ragged_column
+from sharpwave.log.open_columns import unshared_columns
 from sharpwave.log.shared_values import Key
 from sharpwave.log.step_log import StepLog
 from sharpwave.spec import ENDED, START
@@ -61,7 +59,7 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
     log.open_lanes(header.lane + 1)
     episode_step = _check_order(log, header, packed)
     packed, header = segment.with_steps(packed, header, log.spec, packs=log.layout.spine_bytes > 0)
-    places = _places(log, header, dictionaries)
+    places = log.sealed.take_dictionaries(header.placed, dictionaries.__getitem__)
     if places is None:
         packed = _unshared(packed, log, dictionaries.__getitem__)
         header, places = segment.parse(packed, log.spec), [0] * len(header.placed)
@@ -191,28 +189,10 @@ def shared_of(log: StepLog, packed: bytes, header: Header, dictionaries: Mapping
     return found
 
 
-def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> list[int] | None:
-    """Return the places of the columns' dictionaries, with references to them; ``None`` if a table is full."""
-    places: list[int] = []
-    for table, column in zip(log.tables, header.placed, strict=True):
-        place = table.add(dictionaries[column.dictionary]) if column.dictionary else 0
-        if place is None:
-            log.sealed.drop_dictionaries(places)
-            return None
-        places.append(place)
-    return places
-
-
 def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -> bytes:
-    """Return the same segment with raw columns, where a table has no place for its dictionaries."""
+    """Return the same segment without dictionaries, where a table has no place for its own."""
     header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.layout.chunk_bytes)
-    columns = [
-        ragged_column(RaggedRows.of(log.spec.kinds[name], rows))
-        if name in log.spec.kinds
-        else SegmentColumn(RAW, len(rows), np.ascontiguousarray(rows).tobytes())
-        for name, rows in arrays.items()
-    ]
-    return segment.pack_again(header, header.steps, header.frames, columns)
+    return segment.pack_again(header, header.steps, header.frames, unshared_columns(log.spec, arrays))
 
 
 class Copy(NamedTuple):

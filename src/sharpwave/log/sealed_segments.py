@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import PACKED_STEPS, Placed
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.segment_space import SegmentSpace
-from sharpwave.log.shared_values import SharedValues, StoredValue
+from sharpwave.log.shared_values import Key, SharedValues
 from sharpwave.native import core
 from sharpwave.spec import ENDED, START, TRUNCATED
 
@@ -146,15 +146,36 @@ class Sealed:
             self._disk.release(int(index.region[slot]), nbytes)
         self._inventory.sealed_bytes -= nbytes
 
-    def dictionaries(self, slot: int, columns: Sequence[SegmentColumn | Placed], places: Sequence[int]) -> Needed:
-        """Return the dictionaries of a segment's columns, and its shared values, by (column, key). ``places``: of the
-        dictionaries, by column."""
-        dictionaries: dict[tuple[int, int], bytes | StoredValue] = {
-            (c, column.dictionary): self.tables[c].data(places[c])
-            for c, column in enumerate(columns)
-            if column.dictionary
-        }
-        return dictionaries | self.shared.needed(slot)
+    def take_dictionaries(
+        self, columns: Sequence[SegmentColumn | Placed], dictionary: Callable[[int], bytes]
+    ) -> list[int] | None:
+        """Take a reference to the dictionary of each column of a segment; return their places.
+
+        ``None``: a table is full, and no reference is taken.
+        """
+        places: list[int] = []
+        for table, column in zip(self.tables, columns, strict=True):
+            place = table.add(dictionary(column.dictionary)) if column.dictionary else 0
+            if place is None:
+                self.drop_dictionaries(places)
+                return None
+            places.append(place)
+        return places
+
+    def dictionaries(self, places: Sequence[int]) -> dict[Key, bytes]:
+        """Return the dictionaries at ``places``, by column, each by (column, key)."""
+        columns = enumerate(zip(self.tables, places, strict=True))
+        return {(c, table.uses.key(place)): table.data(place) for c, (table, place) in columns if place}
+
+    def needed(self, slot: int, places: Sequence[int] | None = None) -> Needed:
+        """Return the dictionaries and shared values to be written with a segment, by (column, key).
+
+        Args:
+            places: of the dictionaries, by column; ``None``: those in the index.
+        """
+        if places is None:
+            places = self._space.index.dictionary[:, slot].tolist()
+        return {**self.dictionaries(places), **self.shared.needed(slot)}
 
     def drop_dictionaries(self, places: Iterable[int]) -> None:
         """Release the dictionaries at ``places``, by column, that a segment referred to."""
@@ -234,8 +255,8 @@ class Sealed:
         flags[-1] |= TRUNCATED
         packs = bool(header.features & PACKED_STEPS)
         content, header = segment.with_steps(found[1], header, spec, packs, flags)
-        dictionaries = self.dictionaries(slot, header.placed, index.dictionary[:, slot].tolist())
-        place = disk.append(index.segment_id(slot), content, index.latest_generation, dictionaries, found[0].sequence)
+        needed = self.needed(slot)
+        place = disk.append(index.segment_id(slot), content, index.latest_generation, needed, found[0].sequence)
         if segment_cache is not None:
             segment_cache.leave(slot)  # packed flags may have another size, which moves the columns behind them
             segment_cache.apart[slot] = segment.has_column_checksums(content)
@@ -285,8 +306,6 @@ class Sealed:
 
         Raises: DamagedError.
         """
-        index, shared = self._space.index, self.shared.of(slot)
-        for c, place in enumerate(index.dictionary[:, slot].tolist()):
-            if place:
-                shared[c, self.tables[c].uses.key(place)] = self.tables[c].data(place)
-        return index.segment_id(slot), self.content(slot).tobytes(), shared
+        index = self._space.index
+        beside = self.dictionaries(index.dictionary[:, slot].tolist()) | self.shared.of(slot)
+        return index.segment_id(slot), self.content(slot).tobytes(), beside

@@ -148,7 +148,7 @@ class StepLog:
         self.sealed = Sealed(space, disk, tables, self.inventory, shared)
         self.compaction = None
         if disk is not None and self.segment_cache is not None:
-            self.compaction = Compaction(disk, self.index, tables, shared.needed, self.segment_cache)
+            self.compaction = Compaction(disk, self.index, self.sealed.needed, self.segment_cache)
         late.room = self.column_room
         self.admission = Admission(
             capacity, retention, space, self.sealed, self.inventory, ledger, self.compaction, on_full

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.codecs.ragged_rows import RaggedRows
 from sharpwave.codecs.shared import HEAD, bytes_of, checked, keys_of, text_of
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.ownership import is_of, unfinished
@@ -26,9 +25,8 @@ from sharpwave.disk.store_folder import QUARANTINE
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
 from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
-from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import Header, check_rows, sparse_rows
-from sharpwave.log.open_columns import ragged_column, unshared_column
+from sharpwave.log.open_columns import unshared_columns
 from sharpwave.log.shared_values import Key, StoredValue
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
@@ -156,17 +154,10 @@ class Adoption:
         else:
             for c, rows in segment.shared_rows(data, header, log.spec).items():
                 numbers += log.shared.stored_numbers(c, rows)
-        shared = [self._segments.dictionary(column.dictionary) for column in header.placed]
-        places: list[int] = []
-        for c, one in enumerate(shared):
-            place = log.tables[c].add(one) if one else 0
-            if place is None:
-                for table, taken in zip(log.tables, places, strict=False):
-                    table.drop(taken)
-                raise DamagedError(f"column {c} needs a dictionary, but its table is full: 255 others are in use")
-            places.append(place)
-        columns = enumerate(zip(header.placed, shared, strict=True))
-        needed: dict[Key, bytes | StoredValue] = {(c, column.dictionary): one for c, (column, one) in columns if one}
+        places = log.sealed.take_dictionaries(header.placed, self._segments.dictionary)
+        if places is None:
+            raise DamagedError("a column needs a dictionary, but its table is full: 255 others are in use")
+        needed: dict[Key, bytes | StoredValue] = {**log.sealed.dictionaries(places)}
         number, offset = record.region, record.offset
         if self.disk is not None and not (
             record.kind == SEGMENT
@@ -292,14 +283,8 @@ class Adoption:
         if steps == 0:
             return b""
         arrays["flags"] = flags
-        columns: list[SegmentColumn] = []
-        for name, size in zip(self.log.layout.names, self.log.layout.sizes.tolist(), strict=True):
-            rows: np.ndarray[Any, Any] = arrays[name][: self._rows_left(name, header, flags[:steps], frames)]
-            if name in self.log.spec.kinds:
-                columns.append(ragged_column(RaggedRows.of(self.log.spec.kinds[name], rows)))
-                continue
-            columns.append(unshared_column(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(-1, size)))
-        assert (FLAGS, REWARD, FIRST_FIELD) == (0, 1, 2)
+        left = {name: self._rows_left(name, header, flags[:steps], frames) for name in self.log.layout.names}
+        columns = unshared_columns(self.log.spec, {name: arrays[name][:rows] for name, rows in left.items()})
         return segment.pack_again(header, steps, frames, columns)
 
     def _rows_left(self, name: str, header: Header, flags: np.ndarray[Any, Any], frames: int) -> int:
