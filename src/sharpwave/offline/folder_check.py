@@ -33,7 +33,6 @@ from sharpwave.offline.scan import (
     part_of,
     size_of,
 )
-from sharpwave.validation import max_lanes
 
 
 @dataclass
@@ -132,8 +131,7 @@ def _look_elsewhere(described: Described, scan: FolderScan) -> None:
     for file in scan.files.values():
         if not values or not file.undecodable:
             continue
-        lanes = max_lanes(described.limits["capacity"])
-        reader = SegmentReader(described.layout, lanes, content, [*values, *file.scan.dictionaries])
+        reader = described.reader(content, [*values, *file.scan.dictionaries])
         for record in list(file.undecodable):
             with contextlib.suppress(DamagedError, OSError):
                 header = reader.verify(record)

@@ -113,6 +113,10 @@ class Described:
         """Layout of the store's segments."""
         return SegmentLayout(self.spec, self.segment_steps, on_disk=True)
 
+    def reader(self, read: Callable[[Record], bytes], dictionaries: Sequence[Record]) -> SegmentReader:
+        """Return a reader of the store's segments.  Args: as ``SegmentReader``."""
+        return SegmentReader(self.layout, max_lanes(self.limits["capacity"]), read, dictionaries)
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -261,12 +265,8 @@ def opened(
         assert region is not None
         return descriptors.pread(region.descriptor, record.nbytes, record.offset)
 
-    reader = None
-    if described is not None:
-        lanes = max_lanes(described.limits["capacity"])
-        reader = SegmentReader(described.layout, lanes, content, [*known, *scan.dictionaries])
     try:
-        yield region, scan, reader
+        yield region, scan, None if described is None else described.reader(content, [*known, *scan.dictionaries])
     finally:
         if region is not None:
             region.close()

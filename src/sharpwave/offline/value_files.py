@@ -11,12 +11,12 @@ import numpy.typing as npt
 from sharpwave.arrays import Bools, Ints
 from sharpwave.disk.state_files import file_name, read_named
 from sharpwave.disk.store_folder import COLUMNS
-from sharpwave.errors import DamagedError, NewerVersionError
+from sharpwave.errors import NO_STATE, DamagedError, NewerVersionError
 from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.log.late_columns import field_of, given
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.offline.scan import Described, mark_of
-from sharpwave.persistence.column_files import MAX_CHUNK_SLOTS, NAMES, WRONG, chunk_name
+from sharpwave.persistence.column_files import NAMES, chunk_name, named_column
 from sharpwave.spec import Field
 
 MAX_CHUNKS = 32
@@ -35,22 +35,20 @@ class LateValues:
         self._folder, self._described = folder, described
         self.fields: dict[str, Field] = {}
         self.damage = ""
-        self._states: dict[str, dict[str, Any]] = {}  # of the columns: as a whole in a checkpoint, else their names
+        self._saved: dict[str, dict[str, Any]] = {}  # the columns' states in a checkpoint, which has them as a whole
+        self._named: dict[str, tuple[Field, int, str]] = {}  # of a store in use, whose chunks have files
         self._chunks: dict[tuple[Any, ...], tuple[Ints, npt.NDArray[Any]]] = {}
-        self._saved = described.part != folder
         try:
-            if self._saved:
-                found = read_state(described.part / STATE).get("log", {}).get("columns", {})
+            if described.part != folder:
+                self._saved = dict(read_state(described.part / STATE).get("log", {}).get("columns", {}))
+                self.fields = {name: field_of(about) for name, about in self._saved.items()}
             else:
-                found = read_named(self._path(NAMES)).get("columns")
-            for name, about in found.items():
-                field, slots = field_of(about), about.get("chunk_slots", 1)
-                if type(slots) is not int or not 0 < slots <= MAX_CHUNK_SLOTS:
-                    raise ValueError(f"chunks of {slots!r:.30} slots")
-                self.fields[str(name)], self._states[str(name)] = field, about
+                columns: Any = read_named(self._path(NAMES)).get("columns")
+                self._named = {name: named_column(about) for name, about in columns.items()}
+                self.fields = {name: field for name, (field, _, _) in self._named.items()}
         except FileNotFoundError:
             pass
-        except (OSError, DamagedError, NewerVersionError, AttributeError, *WRONG) as error:
+        except (OSError, NewerVersionError, *NO_STATE) as error:
             self.damage = f"columns added later: {error}"
 
     def read(self, name: str, ids: Ints) -> tuple[npt.NDArray[Any], Bools]:
@@ -63,7 +61,7 @@ class LateValues:
         """
         stride, field = self._described.segment_steps, self.fields[name]
         values, written = np.zeros((len(ids), *field.shape), field.np_dtype), np.zeros(len(ids), np.bool_)
-        per_chunk = 0 if self._saved else self._states[name]["chunk_slots"] * stride
+        per_chunk = self._named[name][1] * stride if name in self._named else 0
         leaves = ids & LEAF_MASK
         chunks = leaves // per_chunk if per_chunk else np.zeros(len(ids), np.int64)
         for chunk in np.unique(chunks[ids >= 0]).tolist():
@@ -78,11 +76,11 @@ class LateValues:
         """Return the ids of the steps with values in a chunk, rising, and their values."""
         none = np.zeros(0, np.int64), np.zeros((0, *field.shape), field.np_dtype)
         try:
-            path = None if self._saved else self._path(chunk_name(name, chunk))
+            path = self._path(chunk_name(name, chunk)) if name in self._named else None
             mark = None if path is None else mark_of(path)
             if (found := self._chunks.get((name, chunk, mark))) is None:
-                state = self._states[name] if path is None else read_named(path)
-                if path is not None and state.get("key") != self._states[name].get("key"):
+                state = self._saved[name] if path is None else read_named(path)
+                if path is not None and state.get("key") != self._named[name][2]:
                     return none  # of an earlier column of this name
                 leaves, generations, rows = given(state, field, self._described.segment_steps, chunk * slots)
                 ids = generations << LEAF_BITS | leaves
@@ -94,7 +92,7 @@ class LateValues:
             return found
         except FileNotFoundError:
             return none
-        except (OSError, DamagedError, NewerVersionError, *WRONG) as error:
+        except (OSError, NewerVersionError, *NO_STATE) as error:
             raise DamagedError(f"column {name!r:.100}: {error}") from error
 
     def _path(self, name: str) -> Path:

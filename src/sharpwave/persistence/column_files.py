@@ -7,17 +7,20 @@ dropped, so that a crash leaves files of values that no column has, and never ha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sharpwave.arrays import Ints
 from sharpwave.disk.state_files import StateFiles
 from sharpwave.disk.store_folder import COLUMNS
+from sharpwave.errors import NO_STATE
 from sharpwave.escaping import escaped
 from sharpwave.format.deleted_steps import unpacked
 from sharpwave.log.late_columns import LateColumn, LateColumns, described, field_of
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import IrregularError
 from sharpwave.persistence.recovery import to_quarantine
+from sharpwave.spec import Field
 
 NAMES = ".columns"
 """Name of the state that names the columns; none of theirs has a dot."""
@@ -26,8 +29,6 @@ DELETED = ".deleted"
 MAX_CHUNK_SLOTS = 1 << 32
 RETURNED = "steps that were deleted are there again: delete them again, or put back the file"
 """Consequence of losing that state."""
-WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)
-"""Errors of a state that is not one."""
 
 
 class ColumnFiles:
@@ -58,17 +59,14 @@ class ColumnFiles:
         whole, unnamed = known is not None, known is None and len(damages) == before
         for name, about in ({} if known is None else self._checked(known, damages)).items():
             try:
-                kind = field_of(about)
+                kind, slots, key = named_column(about)
                 late.check_new("columns", name, kind)
-                slots, key = int(about["chunk_slots"]), about["key"]
-                if not 1 <= slots <= MAX_CHUNK_SLOTS or not isinstance(key, str):
-                    raise ValueError(f"chunks of {slots!r:.30} slots, key {key!r:.30}")
                 column = late.add(name, kind)
                 column.chunk_slots, column.key = slots, key
                 self._named[name] = column
             except MemoryError:
                 raise  # the files stay as they are
-            except WRONG as error:
+            except NO_STATE as error:
                 damages.append(f"column {name!r:.100}: {error}; its values are lost")
                 whole = False
         for state in self._files.read(damages, but=(NAMES, DELETED)):
@@ -84,7 +82,7 @@ class ColumnFiles:
                 if name != chunk_name(state["column"], state["chunk"]):
                     raise ValueError(f"chunk {state['chunk']!r}, expected the one of the file {name!r}")
                 late.take(found, int(state["chunk"]) * found.chunk_slots, state)
-            except WRONG as error:
+            except NO_STATE as error:
                 damages.append(f"column {state['column']!r:.100}: {error}; values of some steps are lost")
 
     def _checked(self, known: dict[str, Any], damages: list[str]) -> dict[str, Any]:
@@ -182,7 +180,7 @@ def read_deleted(files: StateFiles, stride: int, required: bool) -> DeletedFile:
         if state is not None:
             unpacked(state, stride)
         return DeletedFile(state, f"{path}: is missing; {RETURNED}" if state is None and required else "")
-    except WRONG as error:
+    except NO_STATE as error:
         what = str(error).removeprefix(f"{path}: ")
         return DeletedFile(damage=f"{path}: {what}; it was moved to quarantine; {RETURNED}", whole=False)
     except IrregularError as error:
@@ -190,6 +188,14 @@ def read_deleted(files: StateFiles, stride: int, required: bool) -> DeletedFile:
     except OSError as error:
         what = "it tells which steps were deleted, so the store was not opened, and nothing was changed; try again"
         raise OSError(error.errno, f"{path}: cannot be read ({error.strerror}); {what}") from error
+
+
+def named_column(about: Mapping[str, Any]) -> tuple[Field, int, str]:
+    """Return a column of the file of names: its field, the slots of a chunk, and its chunks' key.  Raises: NO_STATE."""
+    slots, key = about["chunk_slots"], about["key"]
+    if type(slots) is not int or not 1 <= slots <= MAX_CHUNK_SLOTS or not isinstance(key, str):
+        raise ValueError(f"chunks of {slots!r:.30} slots, key {key!r:.30}")
+    return field_of(about), slots, key
 
 
 def chunk_name(column: str, chunk: int) -> str:

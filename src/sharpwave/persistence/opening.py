@@ -27,7 +27,7 @@ from sharpwave.disk.region_files import FULL, RegionFiles
 from sharpwave.disk.region_scan import Scan
 from sharpwave.disk.state_files import StateFiles
 from sharpwave.disk.store_folder import COLUMNS, FOLDER, MANIFEST, WAIT_S, Hold, read_manifest
-from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError, level_of_caller
+from sharpwave.errors import NO_STATE, DamagedError, NewerVersionError, StoreInUseError, level_of_caller
 from sharpwave.escaping import escaped
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
@@ -41,9 +41,6 @@ from sharpwave.persistence.column_files import ColumnFiles, DeletedFile, read_de
 from sharpwave.persistence.recovery import Adoption, Recovery, adopt_all, set_aside
 from sharpwave.persistence.settings import LIMITS, Settings
 from sharpwave.validation import max_lanes
-
-NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError)
-"""Errors of reading a state that is not one."""
 
 States = dict[int, dict[str, Any]]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from sharpwave.arrays import Ints
 from sharpwave.disk.disk_tier import DiskTier
-from sharpwave.errors import DamagedError
+from sharpwave.errors import NO_STATE, DamagedError
 from sharpwave.format.region import MAX_GENERATION, MAX_ID, ROOM, SEGMENT, TAIL
 from sharpwave.format.segment import FLAGS, MAX_NUMBER
 from sharpwave.log.open_segments import WHOLE
@@ -174,12 +174,12 @@ def restore(adoption: Adoption, state: dict[str, Any]) -> Recovery:
     try:
         if "deleted" in state:
             log.late.restore_deleted(state["deleted"])
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except NO_STATE as error:
         report.damages.append(f"deleted: {error}; steps that were deleted are there again")
     report.steps = log.steps
     try:
         log.late.restore(state.get("columns", {}))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except NO_STATE as error:
         report.damages.append(f"columns: {error}; values of columns added later are lost")
     return report
 

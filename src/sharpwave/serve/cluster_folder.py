@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from sharpwave.disk.ownership import MARK
 from sharpwave.disk.store_folder import LOCK, Hold, lock_if_possible
-from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
+from sharpwave.errors import NO_STATE, DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
 from sharpwave.persistence.settings import LIMITS
@@ -104,7 +104,7 @@ class Manifest:
             )
         except NewerVersionError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except NO_STATE as error:
             raise DamagedError(f"{path}: not what a cluster writes ({error}); put back a copy") from error
 
     def write(self, folder: Path) -> None:

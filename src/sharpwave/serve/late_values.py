@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arrays import Bools, Bytes, Ints
+from sharpwave.errors import NO_STATE
 from sharpwave.log.late_columns import WRITTEN, LateColumn, LateColumns, described, field_of
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.remote_ids import checked_shards, checked_steps
@@ -37,8 +38,6 @@ REQUEST_BYTES = 4 << 20
 """Bytes of values of a request, unless a single one has more: a shard's memory for requests is limited."""
 MAX_DESCRIBED_BYTES = 128 << 10
 """Bytes of a shard's columns, as JSON, with which clients may add one: a message's head has room for them."""
-WRONG = (KeyError, TypeError, ValueError, AttributeError)
-"""Errors of a description that is none."""
 
 
 def columns_in(heads: Iterable[Mapping[str, Any]]) -> Columns:
@@ -125,7 +124,7 @@ class LateTaker:
             try:
                 field = field_of({**about, "metadata": {}})
                 self._late.check_new("columns", name, field)
-            except WRONG as error:
+            except NO_STATE as error:
                 raise WireError(f"column {name!r:.100} of a batch: {error}") from error
             known = self._known[name] = about, field
         return known[1]
@@ -265,7 +264,7 @@ def field_in(head: Mapping[str, Any]) -> Field:
     """Return the field that a request describes.  Raises: ValueError."""
     try:
         return field_of(head["field"])
-    except WRONG as error:
+    except NO_STATE as error:
         raise ValueError(f"column {head.get('name')!r:.100}: {error}") from error
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arrays import Ints
-from sharpwave.errors import DuplicateError
+from sharpwave.errors import NO_STATE, DuplicateError
 from sharpwave.format.segment import parse
 from sharpwave.log.late_columns import described, field_of
 from sharpwave.log.remote_segments import Copy, sealed_after
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.serve.cluster_folder import write_whole
-from sharpwave.serve.late_values import WRONG, Columns, add, drop, same_kind, value_requests
+from sharpwave.serve.late_values import Columns, add, drop, same_kind, value_requests
 from sharpwave.serve.segment_parts import dictionaries_in, parts_of, segments_in
 from sharpwave.serve.wire import Frame, Part, WireError, array_in
 from sharpwave.store import Store
@@ -147,7 +147,7 @@ def segments_of(frame: Frame) -> list[Copy]:
     """Return the segments of a message.  Raises: WireError."""
     try:
         return segments_in(frame.head, frame.parts, dictionaries_in(frame.parts))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except NO_STATE as error:
         raise WireError(f"segments of a replica: {error!r} is missing or malformed") from error
 
 
@@ -163,7 +163,7 @@ def checked_columns(given: Any) -> Columns:
     """Return columns that were JSON values.  Raises: WireError."""
     try:
         return {name: field_of(about) for name, about in given.items()}
-    except WRONG as error:
+    except NO_STATE as error:
         raise WireError(f"columns {given!r:.100} of a replica: {error}") from error
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sharpwave.errors import DamagedError, NewerVersionError
+from sharpwave.errors import NO_STATE, DamagedError, NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.offline.scan import Progress, part_of
 from sharpwave.offline.surveys import Following, Survey
@@ -19,7 +19,6 @@ from sharpwave.viewer.priorities import ViewItems, read_views
 from sharpwave.viewer.snapshots import Snapshot
 from sharpwave.viewer.sources import ViewerSource
 from sharpwave.viewer.training_log import TrainingLog
-from sharpwave.views.store_views import NO_STATE
 
 MIN_PAUSE_S = 2.0
 PAUSES = 20

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from sharpwave.arguments import is_integer
 from sharpwave.arrays import Floats, Ints
 from sharpwave.disk.state_files import StateFiles
+from sharpwave.errors import NO_STATE
 from sharpwave.log.inventory import LogListener
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_MASK
@@ -36,8 +37,6 @@ MAX_NAME_CHARACTERS = 100
 DAMAGED = "is damaged"
 MAX_GONE = 4
 """Limit of views kept in a store's folder without any held steps."""
-NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
-"""Errors of restoring a state that is not one."""
 
 
 class Views(LogListener):
