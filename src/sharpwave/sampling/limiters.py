@@ -250,22 +250,51 @@ class Gate:
             seconds.
         """
         seconds = check_timeout(side, timeout)
-        reason = waits()
-        if reason is None:
+        if waits() is None:
             return
         began = time.monotonic()
         self.waits[side] += 1
         self.waiting += 1
         try:
-            while reason is not None:
-                left = began + seconds - time.monotonic()
-                if left <= 0:
-                    raise LimiterTimeoutError(f"{side}: timed out after {seconds:g} s; {reason}")
-                self._changed.wait(min(left, LOOK_S))
-                reason = waits()
+            wait_for(side, waits, seconds, lambda left: self._changed.wait(min(left, LOOK_S)))
         finally:
             self.waiting -= 1
             self.seconds[side] += time.monotonic() - began
+
+
+def wait_for(side: str, waits: Callable[[], str | None], seconds: float, pause: Callable[[float], object]) -> None:
+    """Wait until ``waits()`` has no reason to, by a ``pause`` of no more than the given seconds between two calls.
+
+    Raises: LimiterTimeoutError: naming the condition it still waits for.
+    """
+    end = time.monotonic() + seconds
+    while (reason := waits()) is not None:
+        left = end - time.monotonic()
+        if left <= 0:
+            raise LimiterTimeoutError(f"{side}: timed out after {seconds:g} s; {reason}")
+        pause(left)
+
+
+def batch_waits(
+    limiter: Limiter | None,
+    batch_size: int,
+    cursor: Cursor,
+    remedy: Callable[[], str] = lambda: "the writer has to append",
+) -> str | None:
+    """Return the reason why a batch must wait for a limiter, or for uses of steps; ``None`` if it need not.
+
+    Args:
+        remedy: called where only uses are lacking; says who has to act.
+
+    Raises: ValueError: it would wait forever.
+    """
+    if limiter is None:
+        return None
+    reason = limiter.sample_waits(batch_size, cursor)
+    if reason is None and cursor.uses < batch_size:
+        uses = "no step" if not cursor.size else f"{cursor.uses:g} uses of steps"
+        reason = f"{batch_size} samples find {uses} left: {remedy()}"
+    return None if reason is None else f"{reason} ({limiter}; {cursor})"
 
 
 def check_timeout(side: str, timeout: float | None) -> float:

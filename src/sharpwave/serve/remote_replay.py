@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
 from sharpwave.native.forks import follow
-from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
+from sharpwave.sampling.limiters import Limiter, batch_waits, check_timeout, wait_for
 from sharpwave.sampling.sampler_protocol import described
 from sharpwave.serve.late_values import Columns, MixedColumnError
 from sharpwave.serve.link import RETRY_S, ShardLostError
@@ -51,17 +51,18 @@ class RemoteStream(Iterator[B]):
     """Batches without end. Unlike a generator it goes on after an error: the shards may be there again.
 
     Args:
-        following: returns the next one. ``plans``: requested ahead, which ``left`` gets at the end.
+        following: returns the next batch, of those requested ahead or a new one. ``left``: gets the former at the end.
     """
 
-    def __init__(self, following: Callable[[], B], plans: deque[PlannedBatch], left: deque[PlannedBatch]) -> None:
-        self._following, self._plans, self._left, self._closed = following, plans, left, False
+    def __init__(self, following: Callable[[deque[PlannedBatch]], B], left: deque[PlannedBatch]) -> None:
+        self._following, self._left, self._closed = following, left, False
+        self._plans: deque[PlannedBatch] = deque()
 
     def __next__(self) -> B:
         if self._closed:
             raise StopIteration
         try:
-            return self._following()
+            return self._following(self._plans)
         except BaseException:
             self._leave()  # another stream may be the next
             raise
@@ -175,15 +176,6 @@ class RemoteReplay(Generic[B]):
 
     # the limiter
 
-    def _waits(self, batch_size: int, cursor: Cursor) -> str | None:
-        """Return the reason why the limiter makes a batch wait; ``None`` if it need not."""
-        if self.limiter is None:
-            return None
-        reason = self.limiter.sample_waits(batch_size, cursor)
-        if reason is None and cursor.uses < batch_size:
-            reason = f"{batch_size} samples find {cursor.uses:g} uses of steps left"
-        return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
-
     def check_admitted(self, batch_size: int) -> None:
         """Refuse a batch that the limiter can never admit.  Raises: ValueError."""
         if self.limiter is not None:
@@ -198,32 +190,32 @@ class RemoteReplay(Generic[B]):
         _reached(lambda left: self._wait(batch_size, left), timeout)
 
     def _wait(self, batch_size: int, timeout: float | None) -> None:
-        deadline = time.monotonic() + check_timeout("sample", timeout)
-        older_s = KNOWN_S
-        while not self._admits(batch_size, older_s):
-            if older_s:  # look again before anything is refused
-                older_s = 0.0
-                continue
-            self._of.check_reached()
-            cursor = self._of.cursor
-            reason = self._waits(batch_size, cursor)
-            if reason is None:
-                lost = [str(link.address) for link in self._of.links.values() if not link.may_be_tried()]
-                where = f"; {', '.join(lost)} cannot be reached" if lost else ""
-                raise EmptyError(
-                    f"sample: {cursor.size} items can be sampled {cursor.uses:g} times, asked for were {batch_size}: "
-                    f"{self.view.waits_for}{where}"
-                )
-            if time.monotonic() >= deadline:
-                raise LimiterTimeoutError(f"sample: timed out; {reason}")
-            time.sleep(LOOK_S)
+        seconds = check_timeout("sample", timeout)
+        if not self._admits(batch_size, KNOWN_S):
+            wait_for("sample", lambda: self._why(batch_size), seconds, lambda _: time.sleep(LOOK_S))
 
     def _admits(self, batch_size: int, older_s: float) -> bool:
         """Return whether a batch need not wait, by states of at most ``older_s``; tell the shards their credit."""
         self._of.refresh(older_s)
         self._of.give_credit()
         cursor = self._of.cursor
-        return self._waits(batch_size, cursor) is None and cursor.uses >= batch_size
+        return batch_waits(self.limiter, batch_size, cursor) is None and cursor.uses >= batch_size
+
+    def _why(self, batch_size: int) -> str | None:
+        """Return the reason why a batch must wait; ``None`` if it need not.  Raises: EmptyError: it would in vain."""
+        if self._admits(batch_size, 0.0):  # look again before anything is refused
+            return None
+        self._of.check_reached()
+        cursor = self._of.cursor
+        reason = batch_waits(self.limiter, batch_size, cursor)
+        if reason is None:
+            lost = [str(link.address) for link in self._of.links.values() if not link.may_be_tried()]
+            where = f"; {', '.join(lost)} cannot be reached" if lost else ""
+            raise EmptyError(
+                f"sample: {cursor.size} items can be sampled {cursor.uses:g} times, asked for were {batch_size}: "
+                f"{self.view.waits_for}{where}"
+            )
+        return reason
 
     # batches
 
@@ -250,29 +242,25 @@ class RemoteReplay(Generic[B]):
             EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``.
             ShardLostError: no shard can be reached, at once or after the given ``timeout``.
         """
-        batch: B = self.sample_target(batch_size, beta=beta, timeout=timeout, lookahead=lookahead, fields=fields).batch
+        with self._lock:
+            batch: B = self._drawn(self._checked(batch_size, lookahead, beta, timeout, fields)).batch
         return batch
 
-    def sample_target(
-        self,
-        batch_size: int,
-        *,
-        beta: float | None = None,
-        timeout: float | None = None,
-        lookahead: int = 0,
-        fields: Sequence[str] | None = None,
-    ) -> BatchTarget:
+    def sample_target(self, batch_size: int, *, beta: float | None, timeout: float | None) -> BatchTarget:
         """Draw a batch as ``sample`` does; return it with the memory that it is made of, for a blend, which gives it
         back (``keep``) if it cannot use it."""
         with self._lock:
-            draw = self._checked(batch_size, lookahead, beta, timeout, fields)
-            if fields is None and (unused := [one for one in self._unused if len(one.ids) == batch_size]):
-                self._unused = deque(one for one in self._unused if one is not unused[0])
-                self.source.items.weigh(unused[0].draw, beta)
-                return unused[0]
-            if self._plans and not self._plans[0].is_like(batch_size, draw.fields):
-                self._batches.abandon(self._plans)
-            return self._next(self._plans, draw)
+            return self._drawn(self._checked(batch_size, 0, beta, timeout, None))
+
+    def _drawn(self, draw: Drawing) -> BatchTarget:
+        size = draw.batch_size
+        if draw.fields.names is None and (unused := [one for one in self._unused if len(one.ids) == size]):
+            self._unused = deque(one for one in self._unused if one is not unused[0])
+            self.source.items.weigh(unused[0].draw, draw.beta)
+            return unused[0]
+        if self._plans and not self._plans[0].is_like(size, draw.fields):
+            self._batches.abandon(self._plans)
+        return self._next(self._plans, draw)
 
     def _checked(
         self, batch_size: int, lookahead: int, beta: float | None, timeout: float | None, fields: Sequence[str] | None
@@ -308,14 +296,13 @@ class RemoteReplay(Generic[B]):
         """
         with self._lock:
             draw = self._checked(batch_size, lookahead, beta, timeout, fields)
-        plans: deque[PlannedBatch] = deque()
 
-        def following() -> B:
+        def following(plans: deque[PlannedBatch]) -> B:
             with self._lock:
                 batch: B = self._next(plans, draw).batch
             return batch
 
-        return RemoteStream(following, plans, self._left)
+        return RemoteStream(following, self._left)
 
     def _next(self, plans: deque[PlannedBatch], draw: Drawing) -> BatchTarget:
         """Return the next batch, of ``plans`` or a new one."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from sharpwave.errors import EmptyError
 from sharpwave.log.step_log import StepLog
-from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue
+from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue, batch_waits
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.views.draws_ahead import UnusedDraws
 from sharpwave.views.items import Items
@@ -47,18 +47,20 @@ class Pace:
         if self.limiter is None:
             return None
         cursor = self._cursor()
-        reason = self.limiter.sample_waits(batch_size, cursor)
-        if reason is None:
-            self._want(batch_size, cursor)
-        if reason is None and cursor.uses < batch_size:
-            uses = "no step" if not cursor.size else f"{cursor.uses:g} uses of steps"
-            remedy = "the writer has to append"
+
+        def remedy() -> str:
+            self._want(batch_size, short=True)
             if self._never_fits(batch_size):
-                remedy = "the store never holds as many; use a smaller batch_size, or raise capacity="
-            elif full := self._evicts_unsampled(max(1, self._log.lanes)):
-                remedy = full if full is AHEAD else f"{full}; use a smaller batch_size, or raise capacity="
-            reason = f"{batch_size} samples find {uses} left: {remedy}"
-        return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
+                return "the store never holds as many; use a smaller batch_size, or raise capacity="
+            full = self._evicts_unsampled(max(1, self._log.lanes))
+            if full is None:
+                return "the writer has to append"
+            return full if full is AHEAD else f"{full}; use a smaller batch_size, or raise capacity="
+
+        reason = batch_waits(self.limiter, batch_size, cursor, remedy)
+        if reason is None:
+            self._want(batch_size, short=False)
+        return reason
 
     def check_admitted(self, batch_size: int) -> None:
         """Refuse a batch that the limiter can never admit.  Raises: ValueError."""
@@ -66,11 +68,10 @@ class Pace:
             self._items.follow()
             self.limiter.sample_waits(batch_size, self._cursor())
 
-    def _want(self, batch_size: int, cursor: Cursor) -> None:
-        """Note a batch that the limiter admits, for ``append_waits``; wake the writers where it needs more steps."""
+    def _want(self, batch_size: int, short: bool) -> None:
+        """Note a batch that the limiter admits, for ``append_waits``; wake the writers where uses are ``short``."""
         if self._never_fits(batch_size):
             return  # no appends would do: they would only evict steps not sampled yet
-        short = cursor.uses < batch_size
         if short and batch_size > self._wanted:
             self.gate.notify()
         self._wanted = max(self._wanted, batch_size) if short else batch_size
