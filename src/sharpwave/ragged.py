@@ -59,6 +59,12 @@ class Ragged:
         inner = "".join(f", {n}" for n in self.values.shape[1:])
         return f"<Ragged {kind} [{', '.join(map(str, self.shape))}, None{inner}]>"
 
+    @classmethod
+    def of_parts(cls, parts: Sequence[npt.NDArray[Any]], lengths: Sequence[Ints], text: Text | None) -> Ragged:
+        """Return rows of ``lengths`` [n] whose values lie behind one another in ``parts``, at least one."""
+        offsets = np.concatenate([np.zeros(1, np.int64), *lengths])
+        return cls(np.concatenate(parts), np.cumsum(offsets), text=text)
+
     def take_part(self, first: int, values: npt.NDArray[Any], lengths: Ints, lend: Lend) -> None:
         """Take the rows from number ``first`` on, of ``lengths`` [n] in ``values``, in the place of earlier ones.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from sharpwave.arguments import is_integer
 from sharpwave.arrays import Bools, Ints
 from sharpwave.disk.state_files import StateFiles
 from sharpwave.disk.store_folder import VIEWS
-from sharpwave.errors import not_to_be_copied
+from sharpwave.errors import NO_STATE, not_to_be_copied
 from sharpwave.format import segment
 from sharpwave.format.segment_header import DELETED_STEPS, requiring
 from sharpwave.json_values import decode
@@ -35,7 +35,7 @@ from sharpwave.persistence.checkpoint import save
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, save_file
 from sharpwave.persistence.deletion import delete, free_deleted
 from sharpwave.persistence.lifetime import Life, check_same, close, open_here, remember, was_left_in, watch
-from sharpwave.persistence.opening import NO_STATE, Left, begin
+from sharpwave.persistence.opening import Left, begin
 from sharpwave.persistence.settings import Settings
 from sharpwave.persistence.snapshot import flush
 from sharpwave.persistence.versions import (
@@ -76,13 +76,13 @@ from sharpwave.views.episodes import (
     EpisodeReader,
     Episodes,
     Order,
-    StoredEpisode,
     Table,
     ages,
     checked_lanes,
     checked_order,
     find,
     find_again,
+    given_episodes,
     places_in,
     step_ids,
     unfinished,
@@ -1029,13 +1029,8 @@ class Store:
 
     def _given(self, episodes: Any) -> Table:
         """Check the episodes to delete.  Raises: TypeError, ValueError."""
-        given = [episodes] if isinstance(episodes, StoredEpisode) else episodes
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise TypeError(f"delete: episodes={episodes!r:.100}, expected episodes as episodes() gives them")
         parts = list[tuple[int, int, int, int]]()
-        for one in given:
-            if not isinstance(one, StoredEpisode):
-                raise TypeError(f"delete: got {one!r:.100} among the episodes, expected those that episodes() gives")
+        for one in given_episodes(episodes):
             if not isinstance(one._reader, EpisodeReader) or one._reader.log is not self._log:
                 raise ValueError(f"delete: {one!r:.200} is of another store, or of this one before it was opened again")
             parts.append((one.lane, one.first_step, one.length, one._first_id))

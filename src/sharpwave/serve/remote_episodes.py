@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from sharpwave.serve.remote_ids import incarnations
 from sharpwave.serve.shard_episodes import FLAGS, GONE, IDS, MAX_RUNS, OF_STEPS, REWARDS, EpisodeArray
 from sharpwave.serve.wire import Frame, Part, Request, WireError, array_in
 from sharpwave.spec import Field, Spec
-from sharpwave.views.episodes import SINCE, Episodes, Order, StoredEpisode, Table, joined, places_in
+from sharpwave.views.episodes import SINCE, Episodes, Order, StoredEpisode, Table, given_episodes, joined, places_in
 from sharpwave.views.ids import Ids, Tag, tagged
 
 AHEAD_BYTES = 4 << 20
@@ -159,8 +159,7 @@ class _ReplyRows:
             return rows_of(self._values[begin : self._at].copy(), kind)  # not of the message's memory
         lengths = self._lengths[begin : self._at]
         first, self._item = self._item, self._item + int(lengths.sum())
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        return Ragged(self._values[first : self._item].copy(), offsets, text=kind.text)
+        return Ragged.of_parts([self._values[first : self._item]], [lengths], kind.text)
 
 
 def _joined(kind: Field, parts: Sequence[Any]) -> Any:
@@ -168,8 +167,7 @@ def _joined(kind: Field, parts: Sequence[Any]) -> Any:
         return parts[0]
     if not kind.ragged:
         return np.concatenate(parts)
-    lengths = np.concatenate([np.zeros(1, np.int64), *(one.lengths for one in parts)])
-    return Ragged(np.concatenate([one.values for one in parts]), np.cumsum(lengths), text=kind.text)
+    return Ragged.of_parts([one.values for one in parts], [one.lengths for one in parts], kind.text)
 
 
 def _runs(runs: Sequence[tuple[int, int, bool]]) -> dict[str, Part]:
@@ -254,14 +252,9 @@ def deleted(members: Sequence[Link], given: Any) -> int:
         TypeError, ValueError: not episodes of this cluster, or one that had not ended; nothing was changed.
         ShardLostError: as ``RemoteReader.call``.
     """
-    episodes = [given] if isinstance(given, StoredEpisode) else given
-    if isinstance(episodes, str) or not isinstance(episodes, Iterable):
-        raise TypeError(f"delete: episodes={given!r:.100}, expected episodes as episodes() gives them")
     by_reader: dict[int, tuple[RemoteReader, list[StoredEpisode]]] = {}
     known: list[int] | None = None
-    for one in episodes:
-        if not isinstance(one, StoredEpisode):
-            raise TypeError(f"delete: got {one!r:.100} among the episodes, expected those that episodes() gives")
+    for one in given_episodes(given):
         reader = one._reader
         if not isinstance(reader, RemoteReader) or not (
             reader.link in members or reader.shard in (known := incarnations(members) if known is None else known)

@@ -229,8 +229,7 @@ class EpisodeReader:
             done += ready
         if not kind.ragged:
             return out
-        lengths = np.concatenate([np.zeros(1, np.int64), *(part.lengths for part in parts)])
-        return Ragged(np.concatenate([out, *(part.values for part in parts)]), np.cumsum(lengths), text=kind.text)
+        return Ragged.of_parts([out, *(part.values for part in parts)], [part.lengths for part in parts], kind.text)
 
     def _ready(self, name: str, slots: Ints) -> int:
         """Read a field of steps into memory, or their segments; return how many of the first steps' are there."""
@@ -406,6 +405,17 @@ class StoredEpisode:
         if name not in self.columns:
             raise KeyError(f"episode: no field {name!r}, expected one of {list(self.columns)}")
         return self._reader.read(name, *self._where)
+
+
+def given_episodes(episodes: Any) -> Iterator[StoredEpisode]:
+    """Yield the episodes of an argument: one, or several.  Raises: TypeError."""
+    given = [episodes] if isinstance(episodes, StoredEpisode) else episodes
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"delete: episodes={episodes!r:.100}, expected episodes as episodes() gives them")
+    for one in given:
+        if not isinstance(one, StoredEpisode):
+            raise TypeError(f"delete: got {one!r:.100} among the episodes, expected those that episodes() gives")
+        yield one
 
 
 class Episodes(Sequence[StoredEpisode]):
