@@ -183,7 +183,7 @@ NOVELTY = {
     "policies": 4, "min_gamma": 0.97, "max_modulator": 100.0, "max_beta": 3.0, "embedding_size": 16,
     "episodic_memory": 32, "intrinsic_scale": 0.003, "novelty_learning_rate": 1e-5,
 }  # fmt: skip
-"""Settings of recipe ``deep-sea`` for other agents than Agent57."""
+"""Settings of examples/agent57/deep-sea.toml for NGU."""
 OF_CORES = {"core", "core_units", "rescale", "length", "burn_in", "stride", "target_every"}
 FEEDFORWARD = {name: one for name, one in RECURRENT.items() if name not in OF_CORES and "epsilon" not in name}
 SEA = {"env": "learner_tasks:DeepSea{seed}-v0"}
@@ -191,7 +191,7 @@ UNSEEN = (10, 11, 12, 13, 14)
 """Settings were chosen on 0 and 100 to 107, and 1 to 4 were looked at meanwhile."""
 DEEP_SEA = {
     "deep-sea": {
-        "agent57": Arm("deep-sea", SEA, seeds=UNSEEN),
+        "agent57": Arm("agent57", SEA, seeds=UNSEEN),
         "ngu": Arm("ngu", RECURRENT | NOVELTY | SEA, seeds=UNSEEN),
         "r2d2": Arm("r2d2", RECURRENT | SEA, seeds=UNSEEN),
         "dqn": Arm("gymnasium", FEEDFORWARD | SEA | {"epsilon_steps": 100_000, "batch_size": 128}, seeds=UNSEEN),

@@ -8,6 +8,8 @@ immutabledict, scikit-image, imageio, lazy-loader and termcolor.
 
 from __future__ import annotations
 
+import importlib
+import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +27,7 @@ from sharpwave.envs.small_tasks import Lock, TMaze
 from sharpwave.training import recording
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.recipes.settings_files import read_recipe
 
 STACK, MEMORY = 4, "Replay memory"
 
@@ -178,6 +181,14 @@ class Chain(gymnasium.Env[Any, Any]):
         """Make a step."""
         step = self._chain.step(int(action))
         return step.observation[0], float(step.reward), step.last(), False, {}
+
+
+def agent57() -> Recipe:
+    """Return the settings of the example of Agent57; it and NGU are registered."""
+    examples = Path(__file__).parents[1] / "examples"
+    sys.path.append(str(examples))
+    importlib.import_module("agent57")
+    return read_recipe(examples / "agent57" / "deep-sea.toml")[1]
 
 
 MADE: dict[str, Any] = {"TMaze4-v0": tmaze, "Lock4-v0": lock, "MemoryChain-v0": Chain}

@@ -74,6 +74,8 @@ def recipe_of(task: str, agent: str, seed: int, folder: Path) -> Recipe:
 
     arm = TASKS[task][agent]
     here = {"demonstrated-dqn": tasks.DEMONSTRATED, "stale-impala": tasks.STALE}
+    if task == "deep-sea":
+        here["agent57"] = tasks.agent57()
     changes = {name: one.format(seed=seed) if isinstance(one, str) else one for name, one in arm.changes.items()}
     if arm.fitted:
         return chosen_recipe(changes.pop("env"), arm.recipe, None, changes | {"seed": seed, "device": "cpu"})[1]

@@ -16,8 +16,8 @@ the mean of the last 100 training episodes.
 
 ``curves``: held-out means of fixed weights while each recipe trains, for the algorithms' pages. The pictures are
 docs/algorithms/NAME.png: a thin line for each seed, a thick one for their median. ``--draw`` draws from the runs that
-are there and trains none. A run stops at its number of steps only, not when it has solved its recipe. ``agent57`` takes
-an hour of one core, the others some five minutes a seed.
+are there and trains none. A run stops at its number of steps only, not when it has solved its recipe. A seed
+takes some five minutes of one core.
 
 ``offline``: offline learners from the project's own runs. ``cartpole``: recipe `cartpole` learns for 10,000 steps, so
 that its replay memory holds everything from random play to a policy that is half good. ``hopper``: recipe `sac` learns
@@ -231,7 +231,6 @@ CURVES: dict[str, tuple[str, int, str]] = {
     "vdn": ("vdn", 50_000, "mpe2/simple_spread_v3"),
     "qmix": ("qmix", 50_000, "mpe2/simple_spread_v3"),
     "masac": ("masac", 50_000, "mpe2/simple_spread_v3"),
-    "agent57": ("deep-sea", 100_000, "deep sea of 20 rows"),
 }
 
 EXPERT = """

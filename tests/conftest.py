@@ -27,7 +27,7 @@ from tests.support.examples import ASKED, DEFAULT
 LONGEST = [
     "cli/test_train.py", "training/test_resume.py", "docs/test_code.py", "agents/test_conformance.py",
     "training/actors/test_nodes.py", "serve/test_late_values.py", "cli/test_bench.py", "data_sets/test_bounds.py",
-    "torture/test_torture.py", "test_examples.py", "training/test_held_out.py", "serve/test_folders.py",
+    "torture/test_torture.py", "examples/test_running.py", "training/test_held_out.py", "serve/test_folders.py",
     "cli/test_evaluate.py", "cli/test_record.py", "envs/test_atari_options.py", "training/actors/test_pool.py",
     "integrations/test_resets.py", "training/test_action_masks.py", "persistence/test_many_lives.py",
     "store/test_annotations.py", "training/test_loop.py", "persistence/test_crash.py",

@@ -14,7 +14,6 @@ from sharpwave.agents.bandits import (
     UCBV,
     Bandit,
     CountingBandit,
-    SlidingUCB,
     ThompsonBeta,
     ThompsonGaussian,
     UCB1Tuned,
@@ -260,40 +259,3 @@ def test_gaussian_rewards_may_be_of_any_size():
     with pytest.raises(ValueError, match=r"rewards from 1e\+200 .* expected -1e\+150 to 1e\+150"):
         bandit.update([0], [1e200])  # its square would overflow
     assert bandit.counts.tolist() == [[0, 1]]
-
-
-def test_a_sliding_window_by_hand():
-    bandit = SlidingUCB(2, window=3, epsilon=0.0, scale=0.5)
-    rng = np.random.default_rng(0)
-    for expected, reward in ((0, 10.0), (1, 11.0), (1, 10.0)):
-        assert bandit.choose(rng) == [expected]
-        bandit.update([expected], [reward])
-    assert bandit.counts.tolist() == [[1, 2]] and bandit.means.tolist() == [[10.0, 10.5]]
-    # 10 + .5 and 10.5 + .5 / sqrt(2).
-    assert bandit.choose(rng) == [1]
-    bandit.update([1], [-5.0])  # arm 0 leaves the window
-    assert bandit.counts.tolist() == [[0, 3]] and bandit.choose(rng) == [0]
-
-
-def test_it_follows_rewards_that_change_and_a_bandit_that_counts_all_does_not():
-    rng, shares = np.random.default_rng(0), {}
-    for bandit in (SlidingUCB(3, 50, window=40, epsilon=0.1, scale=0.2), KLUCB(3, 50)):
-        chosen = []
-        for step in range(1060):
-            arm = bandit.choose(rng)
-            bandit.update(arm, rng.random(50) < np.where(arm == (0 if step < 1000 else 2), 0.9, 0.1))
-            chosen.append(arm)
-        shares[type(bandit)] = (np.array(chosen[1040:]) == 2).mean()
-    assert shares[KLUCB] < 0.6 < 0.85 < shares[SlidingUCB]
-    with pytest.raises(ValueError, match="a window of 2, expected"):
-        SlidingUCB(3, window=2)
-    with pytest.raises(ValueError, match="got arms from 3 to 3, expected 0 to 2"):
-        SlidingUCB(3).update([3], [0.0])
-
-
-def test_random_arms_of_a_sliding_window():
-    bandit, rng = SlidingUCB(4, 2000, epsilon=0.5), np.random.default_rng(0)
-    for arm in range(4):
-        bandit.update(np.full(2000, arm), np.full(2000, 5.0 * (arm == 2)))
-    share = np.bincount(bandit.choose(rng), minlength=4) / 2000
-    np.testing.assert_allclose(share, [0.125, 0.125, 0.625, 0.125], atol=0.03)

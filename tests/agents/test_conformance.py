@@ -1,7 +1,6 @@
 """Every agent passes the suite of agents, over several kinds of observations."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 import sharpwave as sw
 from sharpwave.agents.a2c import A2C, A3C
-from sharpwave.agents.agent57 import Agent57
 from sharpwave.agents.bc import BC, PairsSettings
 from sharpwave.agents.calql import CalQL, CalQLTransitions
 from sharpwave.agents.cql import CQL
@@ -19,7 +17,6 @@ from sharpwave.agents.exploration import EpsilonGreedy, Softmax
 from sharpwave.agents.impala import IMPALA
 from sharpwave.agents.iql import IQL, IQLTransitions
 from sharpwave.agents.masac import MASAC
-from sharpwave.agents.ngu import NGU
 from sharpwave.agents.ppo import PPO
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Spaces
@@ -535,23 +532,3 @@ class TestRecurrentMASAC(AgentSuite):
             replay=TransitionsSettings(batch_size=8),
         )
         return MASAC(spaces, settings, seed=seed)
-
-
-NOVEL: dict[str, Any] = {
-    "hidden_units": 16, "core_units": 8, "exploration": EXPLORING, "policies": 4, "episodic_memory": 12,
-    "neighbours": 3, "embedding_size": 4, "replay": WINDOWS,
-}  # fmt: skip
-
-
-class TestNGU(AgentSuite):
-    """Over images, numbers and categories."""
-
-    spaces = TestDQNOverImages.spaces
-
-    def make_agent(self, spaces, seed):
-        return NGU(spaces, NGU.Settings(**NOVEL), seed=seed)
-
-
-class TestAgent57(AgentSuite):
-    def make_agent(self, spaces, seed):
-        return Agent57(spaces, Agent57.Settings(**NOVEL), seed=seed)

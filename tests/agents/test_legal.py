@@ -16,7 +16,6 @@ from sharpwave.agents.dqn import DQN, DQNSettings, NStepErrors, double_q_targets
 from sharpwave.agents.exploration import EpsilonGreedy, Softmax
 from sharpwave.agents.impala import IMPALA
 from sharpwave.agents.losses import action_cross_entropy, greedy_policy, munchausen_bonus, soft_policy
-from sharpwave.agents.ngu import NGU, NGUSettings
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Acted, Spaces
 from sharpwave.agents.r2d2 import R2D2, R2D2Settings, SequencesSettings
@@ -217,28 +216,6 @@ def test_r2d2_bootstraps_from_each_step_s_legal_actions(monkeypatch):
     agent = R2D2(GIVEN, settings)
     monkeypatch.setattr(agent, "_unroll", lambda network, batch: batch.obs["obs"])
     assert agent.loss(WINDOW)[1].tolist() == [[1.0, 1.0]]
-
-
-def test_ngu_s_greedy_policy_is_of_legal_actions(monkeypatch):
-    """Retrace with a trace of 1: 1 + .5 * (4 + (1 + .5 * 8 - 4)) - 2 = 1.5, for 4 is greedy among legal actions."""
-    settings = NGUSettings(
-        rescale=False, trace=1.0, policies=2, min_gamma=0.5,
-        replay=SequencesSettings(length=2, burn_in=0, stride=2, gamma=0.5),
-    )  # fmt: skip
-    agent = NGU(GIVEN, settings)
-    monkeypatch.setattr(agent, "_unroll", lambda network, batch: batch.obs["obs"])
-    monkeypatch.setattr(agent, "_modulators", lambda batch: torch.zeros(1, 2))
-    core = torch.zeros(1, agent._core_size)
-    core[0, agent._policy_at] = 1
-    batch = SimpleNamespace(**vars(WINDOW))
-    further = {"core": core, "episodic_novelty": torch.zeros(1, 2)}
-
-    class Batch(SimpleNamespace):
-        def __getitem__(self, name):
-            return further[name]
-
-    errors = agent.loss(Batch(**vars(batch)))[1]
-    np.testing.assert_allclose(errors, [[1.5, 1.0]], rtol=1e-6)
 
 
 def test_pqn_s_returns_are_of_legal_actions():

@@ -42,7 +42,6 @@ REPLAYED = QUICK | {"warmup_steps": 100, "batch_size": 8}
         ("minatar-rainbow", {**PICTURE, "head": "qr", "noisy": False}),
         ("minatar-iqn", {**PICTURE, "munchausen": 0.0}),
         ("r2d2", {"core_units": 16, "length": 8, "burn_in": 4, "stride": 4}),
-        ("agent57", {"core_units": 16, "length": 8, "burn_in": 4, "stride": 4, "policies": 3}),
     ],
 )
 def test_no_agent_makes_an_illegal_action_in_warm_up_training_or_evaluation(recipe, changes):

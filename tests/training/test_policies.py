@@ -45,7 +45,7 @@ IMAGES = Spaces(
     Discrete(3, start=2),
 )
 MASKED = Spaces(Dict(obs=NUMBERS, action_mask=MultiBinary(4)), Discrete(4))
-SMALL = {"hidden_units": 8, "core_units": 8, "critic_units": 8, "policies": 3, "episodic_memory": 20, "atoms": 7}
+SMALL = {"hidden_units": 8, "core_units": 8, "critic_units": 8, "atoms": 7}
 FREE = Spaces(NUMBERS, Discrete(4))
 
 
@@ -157,7 +157,7 @@ def test_an_agent_with_a_memory_says_that_it_lacks_the_reward():
     assert np.ndim(one) == 0 and np.ndim(policy.predict(row(obs, 0), memory, reward=1.0)[0]) == 0
 
 
-@pytest.mark.parametrize("kind", ["r2d2", "agent57", "vdn"])
+@pytest.mark.parametrize("kind", ["r2d2", "vdn"])
 def test_arguments_of_another_number_are_named_with_the_one_expected(kind):
     policy = policy_of(small_agent(kind))
     if not policy.agent.remembers:

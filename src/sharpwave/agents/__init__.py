@@ -7,11 +7,10 @@ imported when it is first used; classes that a program registered, or another pa
 from typing import TYPE_CHECKING, Any
 
 from sharpwave.agents import registry
-from sharpwave.agents.bandits import KLUCB, UCB1, UCBV, Bandit, SlidingUCB, ThompsonBeta, ThompsonGaussian, UCB1Tuned
+from sharpwave.agents.bandits import KLUCB, UCB1, UCBV, Bandit, ThompsonBeta, ThompsonGaussian, UCB1Tuned
 
 if TYPE_CHECKING:
     from sharpwave.agents.a2c import A2C, A3C
-    from sharpwave.agents.agent57 import Agent57
     from sharpwave.agents.bc import BC
     from sharpwave.agents.calql import CalQL
     from sharpwave.agents.cql import CQL
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from sharpwave.agents.impala import IMPALA
     from sharpwave.agents.iql import IQL
     from sharpwave.agents.masac import MASAC
-    from sharpwave.agents.ngu import NGU
     from sharpwave.agents.ppo import PPO
     from sharpwave.agents.pqn import PQN
     from sharpwave.agents.r2d2 import R2D2
@@ -43,7 +41,6 @@ __all__ = [
     "IQL",
     "KLUCB",
     "MASAC",
-    "NGU",
     "PPO",
     "PQN",
     "QMIX",
@@ -56,13 +53,11 @@ __all__ = [
     "UCB1",
     "UCBV",
     "VDN",
-    "Agent57",
     "Bandit",
     "CalQL",
     "CrossQ",
     "Rainbow",
     "ReBRAC",
-    "SlidingUCB",
     "ThompsonBeta",
     "ThompsonGaussian",
     "UCB1Tuned",

@@ -7,8 +7,7 @@ again and again, such as a setting for an episode.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -252,67 +251,3 @@ class ThompsonGaussian(CountingBandit):
     def index(self, rng: np.random.Generator) -> Floats:
         trials = self._counts + 1
         return rng.normal(self._sums / trials, self._scale / np.sqrt(trials))
-
-
-class SlidingUCB(Bandit):
-    """Mean + scale sqrt(1 / n_j) over each lane's last ``window`` choices, for rewards that change as an agent learns.
-
-    Each arm is chosen once first, in order, and again when its last choice has left the window. Otherwise the arm is
-    random with probability ``epsilon``.
-
-    Args:
-        scale: of the bonus, in units of rewards, which may be of any size.
-    Source: Badia et al. (2020), Agent57, appendix D; Garivier and Moulines (2011), On upper-confidence bound policies
-    for switching bandit problems, section 2.
-    """
-
-    def __init__(self, arms: int, lanes: int = 1, window: int = 160, epsilon: float = 0.5, scale: float = 1.0) -> None:
-        if arms < 1 or lanes < 1 or window < arms:
-            raise ValueError(
-                f"SlidingUCB: got {arms} arms, {lanes} lanes and a window of {window}, expected at least 1, 1 and as "
-                "many choices as arms"
-            )
-        self._arms, self._epsilon, self._scale = arms, epsilon, scale
-        self.arm = np.full((lanes, window), -1)
-        self.reward = np.zeros((lanes, window))
-        self.made = np.zeros(lanes, np.int64)
-
-    @property
-    def counts(self) -> Floats:
-        found: Floats = self._which.sum(axis=1, dtype=np.float64)
-        return found
-
-    @property
-    def means(self) -> Floats:
-        sums = (self._which * self.reward[..., None]).sum(axis=1)
-        found: Floats = sums / np.maximum(self.counts, 1)
-        return found
-
-    @property
-    def _which(self) -> npt.NDArray[np.bool_]:
-        """Whether a choice was of an arm, bool [lanes, window, arms]."""
-        which: npt.NDArray[np.bool_] = self.arm[..., None] == np.arange(self._arms)
-        return which
-
-    def choose(self, rng: np.random.Generator) -> Ints:
-        counts = self.counts
-        lanes = len(counts)
-        drawn, explores = rng.integers(0, self._arms, lanes), rng.random(lanes) < self._epsilon
-        bound = self.means + self._scale * np.sqrt(1 / np.maximum(counts, 1))
-        best = np.where(counts == 0, np.inf, bound).argmax(axis=1)
-        return np.where(explores & (counts.min(axis=1) > 0), drawn, best)
-
-    def count(self, lane: Ints, arm: Ints, reward: Floats) -> None:
-        for row, chosen, value in zip(lane, arm, reward, strict=True):
-            at = self.made[row] % self.arm.shape[1]
-            self.arm[row, at], self.reward[row, at] = chosen, value
-            self.made[row] += 1
-
-    def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return a copy of the choices in the window, by name."""
-        return {name: getattr(self, name).copy() for name in ("arm", "reward", "made")}
-
-    def load(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore the choices that ``state`` returned, of a bandit of as many lanes or fewer: the first lanes' are."""
-        for name, saved in state.items():
-            getattr(self, name)[: len(saved)] = saved

@@ -93,15 +93,3 @@ class RecurrentQNetwork(nn.Module):
     def _joined(self, state: Any) -> Tensor:
         """Undo :meth:`_parted`."""
         return torch.cat([part.squeeze(0) for part in (state if self._parts == 2 else (state,))], dim=1)
-
-
-class Heads(nn.Module):
-    """Heads side by side: their predictions, concatenated in the last dimension."""
-
-    def __init__(self, *heads: nn.Module) -> None:
-        super().__init__()
-        self.heads = nn.ModuleList(heads)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Map features, float [B, features], to predictions, float32 [B, sum of the heads' outputs]."""
-        return torch.cat([head(features) for head in self.heads], dim=-1)

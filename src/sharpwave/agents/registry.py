@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 AGENTS: dict[str, str | type[Agent]] = {
     "a2c": "sharpwave.agents.a2c:A2C",
     "a3c": "sharpwave.agents.a2c:A3C",
-    "agent57": "sharpwave.agents.agent57:Agent57",
     "bc": "sharpwave.agents.bc:BC",
     "calql": "sharpwave.agents.calql:CalQL",
     "cql": "sharpwave.agents.cql:CQL",
@@ -25,7 +24,6 @@ AGENTS: dict[str, str | type[Agent]] = {
     "impala": "sharpwave.agents.impala:IMPALA",
     "iql": "sharpwave.agents.iql:IQL",
     "masac": "sharpwave.agents.masac:MASAC",
-    "ngu": "sharpwave.agents.ngu:NGU",
     "ppo": "sharpwave.agents.ppo:PPO",
     "pqn": "sharpwave.agents.pqn:PQN",
     "qmix": "sharpwave.agents.vdn:QMIX",

@@ -303,7 +303,7 @@ class Policy:
             path: ``NAME.onnx`` (extra ``export``), or ``NAME.pt2`` for ``torch.export.load``; an older file is
                 replaced.
         Raises:
-            ValueError: another ending, or an agent that acts by more than its networks: NGU and Agent57.
+            ValueError: another ending, or an agent that acts by more than its networks.
             ModuleNotFoundError: a package is missing.
             OSError: it cannot be written.
         """

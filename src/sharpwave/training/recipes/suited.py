@@ -18,7 +18,7 @@ from sharpwave.teams import AGENTS
 from sharpwave.training.recipes import load_recipe, tables
 from sharpwave.training.recipes.recipe import Environment, OwnEnvironment, Recipe
 
-OF_ENVIRONMENTS = ("cartpole", "lunarlander", "pong", "minatar", "tmaze", "deep-sea")
+OF_ENVIRONMENTS = ("cartpole", "lunarlander", "pong", "minatar", "tmaze")
 """Recipes that were made for an environment, which they solve without anything else being given."""
 
 SHARES = {

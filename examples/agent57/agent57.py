@@ -15,13 +15,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
 
-from sharpwave.agents.bandits import SlidingUCB
+from agent57.ngu import NGU, NOVELTY, NGUSettings, NGUState
+from sharpwave.agents.bandits import Bandit, Floats, Ints
 from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic
-from sharpwave.agents.ngu import NGU, NOVELTY, NGUSettings, NGUState
 from sharpwave.agents.protocol import Obs
 from sharpwave.configuration import expect, setting
-from sharpwave.extras import Tensor, nn, torch
 
 UNDECIDED = -1
 """Policy of a lane whose episode has not begun."""
@@ -58,6 +59,82 @@ class Agent57State(NGUState):
     total: npt.NDArray[np.float64]
 
 
+class Heads(nn.Module):
+    """Heads side by side: their predictions, concatenated in the last dimension."""
+
+    def __init__(self, *heads: nn.Module) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(heads)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features, float [B, features], to predictions, float32 [B, sum of the heads' outputs]."""
+        return torch.cat([head(features) for head in self.heads], dim=-1)
+
+
+class SlidingUCB(Bandit):
+    """Mean + scale sqrt(1 / n_j) over each lane's last ``window`` choices, for rewards that change as an agent learns.
+
+    Each arm is chosen once first, in order, and again when its last choice has left the window. Otherwise the arm is
+    random with probability ``epsilon``.
+
+    Args:
+        scale: of the bonus, in units of rewards, which may be of any size.
+    Source: Badia et al. (2020), Agent57, appendix D; Garivier and Moulines (2011), On upper-confidence bound policies
+    for switching bandit problems, section 2.
+    """
+
+    def __init__(self, arms: int, lanes: int = 1, window: int = 160, epsilon: float = 0.5, scale: float = 1.0) -> None:
+        if arms < 1 or lanes < 1 or window < arms:
+            raise ValueError(
+                f"SlidingUCB: got {arms} arms, {lanes} lanes and a window of {window}, expected at least 1, 1 and as "
+                "many choices as arms"
+            )
+        self._arms, self._epsilon, self._scale = arms, epsilon, scale
+        self.arm = np.full((lanes, window), -1)
+        self.reward = np.zeros((lanes, window))
+        self.made = np.zeros(lanes, np.int64)
+
+    @property
+    def counts(self) -> Floats:
+        found: Floats = self._which.sum(axis=1, dtype=np.float64)
+        return found
+
+    @property
+    def means(self) -> Floats:
+        sums = (self._which * self.reward[..., None]).sum(axis=1)
+        found: Floats = sums / np.maximum(self.counts, 1)
+        return found
+
+    @property
+    def _which(self) -> npt.NDArray[np.bool_]:
+        """Whether a choice was of an arm, bool [lanes, window, arms]."""
+        which: npt.NDArray[np.bool_] = self.arm[..., None] == np.arange(self._arms)
+        return which
+
+    def choose(self, rng: np.random.Generator) -> Ints:
+        counts = self.counts
+        lanes = len(counts)
+        drawn, explores = rng.integers(0, self._arms, lanes), rng.random(lanes) < self._epsilon
+        bound = self.means + self._scale * np.sqrt(1 / np.maximum(counts, 1))
+        best = np.where(counts == 0, np.inf, bound).argmax(axis=1)
+        return np.where(explores & (counts.min(axis=1) > 0), drawn, best)
+
+    def count(self, lane: Ints, arm: Ints, reward: Floats) -> None:
+        for row, chosen, value in zip(lane, arm, reward, strict=True):
+            at = self.made[row] % self.arm.shape[1]
+            self.arm[row, at], self.reward[row, at] = chosen, value
+            self.made[row] += 1
+
+    def state(self) -> dict[str, npt.NDArray[Any]]:
+        """Return a copy of the choices in the window, by name."""
+        return {name: getattr(self, name).copy() for name in ("arm", "reward", "made")}
+
+    def load(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Restore the choices that ``state`` returned, of a bandit of as many lanes or fewer: the first lanes' are."""
+        for name, saved in state.items():
+            getattr(self, name)[: len(saved)] = saved
+
+
 class Agent57(NGU):
     """Agent57: NGU with a head for each kind of value, and a bandit for each lane."""
 
@@ -77,8 +154,6 @@ class Agent57(NGU):
     # network
 
     def head(self) -> nn.Module:
-        from sharpwave.agents.recurrent import Heads
-
         return Heads(super().head(), super().head())
 
     def combined(self, q: Tensor, beta: Tensor) -> Tensor:

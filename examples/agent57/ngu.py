@@ -16,11 +16,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor, nn
 
+from agent57.novelty import EpisodicMemory, Novelty
 from sharpwave.agents.actions import with_legal
 from sharpwave.agents.learner import load_optimizer, optimizer_tensors, to_tensors
 from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic, window_ends
@@ -28,12 +31,8 @@ from sharpwave.agents.protocol import Acted, Learned, Obs, Rows
 from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings, R2D2State
 from sharpwave.agents.replay import LEARNING
 from sharpwave.configuration import expect, setting
-from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
-
-if TYPE_CHECKING:
-    from sharpwave.agents.novelty import EpisodicMemory
 
 NOVELTY = "Novelty"
 EPISODIC = "episodic_novelty"
@@ -118,8 +117,6 @@ class NGU(R2D2):
 
     def build(self) -> None:
         super().build()
-        from sharpwave.agents.novelty import Novelty
-
         own = self.settings
         torso = partial(self.make_torso, own.hidden_units)
         self.novelty = Novelty(torso, own.embedding_size, self.num_actions).to(self.device)
@@ -137,7 +134,7 @@ class NGU(R2D2):
 
     @cached_property
     def novelty_optimizer(self) -> torch.optim.Optimizer:
-        """Adam for the networks that tell novelty; made on first use, because torch takes a second to import it."""
+        """Adam for the networks that tell novelty."""
         learned = [parameter for parameter in self.novelty.parameters() if parameter.requires_grad]
         return torch.optim.Adam(learned, lr=self.settings.novelty_lr, fused=True)
 
@@ -147,8 +144,6 @@ class NGU(R2D2):
         return {**super().step_fields(), EPISODIC: Field((), "float32")}
 
     def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> NGUState:
-        from sharpwave.agents.novelty import EpisodicMemory
-
         state, settings = super().begin(lanes, first_lane, of_lanes), self.settings
         memory = EpisodicMemory.empty(lanes, settings.episodic_memory, settings.embedding_size)
         policy = np.arange(first_lane, first_lane + lanes) % settings.policies

@@ -5,9 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
+from agent57.novelty import CONSTANT, EpisodicMemory, Novelty, episodic_reward
 from torch import nn
-
-from sharpwave.agents.novelty import CONSTANT, EpisodicMemory, Novelty, episodic_reward
 
 
 def test_the_episodic_reward_by_hand():

@@ -1,14 +1,13 @@
-"""Episodic rewards and Retrace targets equal rlax's."""
+"""Episodic rewards and Retrace targets of the example equal rlax's; run by ``tests/agents/test_with_rlax.py``."""
 
 import numpy as np
 import pytest
 import torch
+from agent57.ngu import retrace_targets
+from agent57.novelty import KERNEL_EPS, EpisodicMemory
 
 from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic
-from sharpwave.agents.ngu import retrace_targets
-from sharpwave.agents.novelty import KERNEL_EPS, EpisodicMemory
-
-from .quiet import jax, rlax
+from tests.agents.with_rlax.quiet import jax, rlax
 
 
 def test_episodic_rewards():

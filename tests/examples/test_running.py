@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SHORT = {
     "store_in_numpy.py": ["--rounds", "12"],
     "dqn.py": ["--steps", "2000"],
