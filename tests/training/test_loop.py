@@ -1,5 +1,7 @@
 """Training for real: it learns, it repeats itself for a seed, and it ends when it should."""
 
+import resource
+
 import numpy as np
 import pytest
 import torch
@@ -40,6 +42,20 @@ def test_the_arithmetic_of_a_recipe_is_set_back():
             pass
         assert torch.get_num_threads() == 1 and not subnormals()
     assert torch.get_num_threads() == threads and subnormals()
+
+
+def test_freed_arrays_are_reused_and_not_mapped_anew():
+    """An array of 4 MiB has 1024 pages, which the system would map at each of ten uses."""
+
+    def faults():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    with setup.arithmetic(load_recipe("cartpole")):
+        torch.ones(1 << 20)
+        before = faults()
+        for _ in range(10):
+            torch.ones(1 << 20)
+        assert faults() - before < 1024
 
 
 @pytest.mark.nightly

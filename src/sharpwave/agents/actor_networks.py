@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sharpwave.agents.hidden_layers import BatchRenorm, EnsembleLinear, LayerStyle, orthogonal
+from sharpwave.agents.hidden_layers import BatchRenorm, EnsembleLinear, LayerStyle, first, orthogonal
 
 ACTOR_BLOCKS, CRITIC_BLOCKS = 1, 2
 """Residual blocks of an actor and of a critic, those of Lee et al. (2024), SimBa, table 3."""
@@ -155,15 +155,16 @@ class Critics(nn.Module):
         Args:
             members: only the values of so many critics, the first ones; None: of all.
         """
+        count = members or self.members
         joint = self.joint(torch.cat([features, action], dim=1))
-        hidden = self.hidden(joint.expand(members or self.members, -1, -1))
+        hidden = self.hidden(joint.expand(count, -1, -1))
         if self.quantiles is not None:
             with torch.autocast(hidden.device.type, enabled=False):
                 predicted: Tensor = self.quantiles(hidden.float())
             return predicted
         # Five times as fast as a product of matrices that are one column wide.
-        q: Tensor = (hidden * self.output[:members]).sum(dim=2, dtype=torch.float32) + self.output_bias[:members]
-        return q
+        weighted = (hidden * first(self.output, count)).sum(dim=2, dtype=torch.float32)
+        return weighted + first(self.output_bias, count)
 
     def some(self, features: Tensor, action: Tensor, chosen: Tensor) -> Tensor:
         """Return, as ``forward``, the values of the critics numbered ``chosen``, int64 [M]: [M, B] or [M, B, N].

@@ -107,7 +107,7 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [K, B, inputs] to [K, B, outputs]; inputs of fewer networks are those of the first ones."""
-        return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
+        return torch.baddbmm(first(self.bias, len(x)), x, first(self.weight, len(x)))
 
 
 class EnsembleNorm(nn.Module):
@@ -121,7 +121,12 @@ class EnsembleNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [K, B, units] to [K, B, units]; inputs of fewer networks are those of the first ones."""
         normal = nn.functional.layer_norm(x, x.shape[-1:])
-        return torch.addcmul(self.shift[: len(x)], normal, self.scale[: len(x)])
+        return torch.addcmul(first(self.shift, len(x)), normal, first(self.scale, len(x)))
+
+
+def first(parameters: Tensor, count: int) -> Tensor:
+    """Return the parameters of the first ``count`` networks; all as they are: a slice copies its whole gradient."""
+    return parameters if len(parameters) == count else parameters[:count]
 
 
 class BatchRenorm(nn.Module):

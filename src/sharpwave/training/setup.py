@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,6 +31,8 @@ from sharpwave.views.gather import THREADS
 
 Env = VectorEnv[Any, Any, Any]
 Memory: TypeAlias = "sw.Store | sw.Cluster"
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Parameters of glibc's ``mallopt``."""
 ONE_THREAD = Recipe().override(threads=1)
 """Recipe of small batches, for which further threads would only wait."""
 
@@ -42,11 +45,23 @@ def arithmetic(recipe: Recipe) -> Iterator[None]:
         torch.set_num_threads(min(recipe.training.threads, max(THREADS - recipe.actors.count, 1)))
     # Adam's moments of idle units decay into denormal numbers, on which CPUs are slow.
     torch.set_flush_denormal(True)
+    _keep_freed_memory()
     try:
         yield
     finally:
         torch.set_num_threads(threads)
         torch.set_flush_denormal(flushed)
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library reuse freed arrays of up to 32 MiB, and return to the system only what exceeds 64 MiB.
+
+    By default it returns the arrays of an update after each and maps them anew: page faults took a sixth of the time.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(MMAP_THRESHOLD, 32 << 20)
+        mallopt(TRIM_THRESHOLD, 64 << 20)
 
 
 def _denormals_flushed() -> bool:
