@@ -305,8 +305,8 @@ class ContinuousAgent(NetworkAgent):
             return None
         return torch.randperm(self.settings.critics)[:count].to(self.device)
 
-    def value_gradient(self, inputs: Any, action: Tensor, members: int | None = None) -> Tensor:
-        """Return the gradient by ``action`` [B, size] of the value that the policy ascends, float32 [B, size].
+    def valued(self, inputs: Any, action: Tensor, members: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the value of ``action`` [B, size] that the policy ascends, float32 [B], and its gradient by it.
 
         Args:
             members: only so many critics are asked; None: all.
@@ -314,8 +314,13 @@ class ContinuousAgent(NetworkAgent):
         with torch.no_grad():
             features = self.critics.torso(inputs)
         at = action.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(self.ascended(self.critics(features, at, members)).sum(), at)
-        return gradient
+        value = self.ascended(self.critics(features, at, members))
+        (gradient,) = torch.autograd.grad(value.sum(), at)
+        return value.detach(), gradient
+
+    def value_gradient(self, inputs: Any, action: Tensor, members: int | None = None) -> Tensor:
+        """Return the gradient of ``valued``."""
+        return self.valued(inputs, action, members)[1]
 
     def ascended(self, values: Tensor) -> Tensor:
         """Return the value that the policy ascends, float [B]: the smallest of the critics' [K, B]."""

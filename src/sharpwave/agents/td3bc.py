@@ -17,7 +17,7 @@ from sharpwave.agents.replay import LEARNING, OnlineSettings, standardized
 from sharpwave.agents.sac import dpg_loss
 from sharpwave.agents.td3 import TD3, TD3Settings
 from sharpwave.configuration import again, setting
-from sharpwave.extras import Tensor, torch
+from sharpwave.extras import Tensor
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,6 @@ class TD3BC(MeasuredData, TD3):
         return value_and_imitation_loss(
             action, self.actions.scaled(batch.action), value, gradient, self.settings.value_weight
         )
-
-    def valued(self, inputs: Any, action: Tensor, members: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the smaller of the critics' values of ``action`` [B, size], float32 [B], and its gradient by it.
-
-        Args:
-            members: only so many critics are asked; None: both.
-        """
-        with torch.no_grad():
-            features = self.critics.torso(inputs)
-        at = action.detach().requires_grad_()
-        value = self.critics(features, at, members).amin(dim=0)
-        (gradient,) = torch.autograd.grad(value.sum(), at)
-        return value.detach(), gradient
 
 
 def value_and_imitation_loss(action: Tensor, data: Tensor, value: Tensor, dq_da: Tensor, weight: float) -> Tensor:
