@@ -7,7 +7,9 @@ as ``{"$bytes": BASE64}``; other keys that begin with ``$`` are reserved.
 from __future__ import annotations
 
 import base64
+import json
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +19,13 @@ MAX_DEPTH = 8
 """Levels of nested lists and dicts."""
 _BYTES = "$bytes"
 _INTEGERS = range(-(1 << 63), 1 << 64)
+
+
+def sealed(values: Mapping[str, Any], indent: int) -> bytes:
+    """Return the only bytes in which a file has ``values`` as JSON, with their ``checksum`` as the last entry."""
+    said = {name: value for name, value in values.items() if name != "checksum"}
+    checksum = zlib.crc32(json.dumps(said, separators=(",", ":")).encode())
+    return json.dumps({**said, "checksum": f"{checksum:08x}"}, indent=indent).encode() + b"\n"
 
 
 def encode(values: Any, what: str) -> dict[str, Any]:

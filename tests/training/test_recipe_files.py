@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sharpwave.errors import NewerVersionError
-from sharpwave.training.atomic_files import sealed_json
+from sharpwave.json_values import sealed
 from sharpwave.training.folder import Config, read_config, write_config
 from sharpwave.training.recipes import load_recipe, tables
 from sharpwave.training.recipes.recipe import Gymnasium, Recipe
@@ -151,10 +151,10 @@ def test_values_that_do_not_fit_are_refused(assignment, message):
 def test_the_config_of_no_release_is_refused(tmp_path):
     table = load_recipe("pong").to_table()
     values = {"version": 2, "run": "ab" * 16, "replay": "", "recipe": "pong", "settings": table}
-    (tmp_path / "config.json").write_text(sealed_json(values))
+    (tmp_path / "config.json").write_bytes(sealed(values, indent=2))
     assert read_config(tmp_path) == Config("pong", load_recipe("pong"), "ab" * 16)
     for version in (1, 0, "2", None):
-        (tmp_path / "config.json").write_text(sealed_json({**values, "version": version}))
+        (tmp_path / "config.json").write_bytes(sealed({**values, "version": version}, indent=2))
         for read in (read_config, lambda folder: read_recipe(folder / "config.json")):
             with pytest.raises(ValueError, match=f"version {version!r}, expected 2"):
                 read(tmp_path)
@@ -168,6 +168,6 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path):
 
 def test_what_a_later_release_wrote_is_refused(tmp_path):
     values = {"version": 3, "run": "", "replay": "", "recipe": "pong", "settings": {}}
-    (tmp_path / "config.json").write_text(sealed_json(values))
+    (tmp_path / "config.json").write_bytes(sealed(values, indent=2))
     with pytest.raises(NewerVersionError):
         read_recipe(tmp_path / "config.json")

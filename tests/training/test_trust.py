@@ -15,7 +15,7 @@ from torch import nn
 import sharpwave as sw
 from sharpwave.cli.output import summary_table
 from sharpwave.errors import NewerVersionError
-from sharpwave.training.atomic_files import sealed_json
+from sharpwave.json_values import sealed
 from sharpwave.training.checkpoints import NO_STATE, load_policy, save_policy
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.folder import (
@@ -122,7 +122,7 @@ def test_an_edited_config_is_refused_with_what_to_do_instead(folder):
 def test_what_a_later_release_wrote_is_refused_and_left_alone(folder, what):
     path = folder / CONFIG if what == CONFIG else checkpoints(folder)[-1] / what
     values = json.loads(path.read_text()) | {"version": 3}
-    path.write_text(sealed_json(values) if what == CONFIG else json.dumps(values))
+    path.write_bytes(sealed(values, indent=2) if what == CONFIG else json.dumps(values).encode())
     before = seen(folder)
     attempts = [lambda: go(resume, folder, {"steps": 900})]
     if what == CONFIG:  # of a checkpoint nothing is played where there is a policy
@@ -176,7 +176,7 @@ def test_a_summary_with_figures_of_another_kind_is_none(folder, name):
     summary = read_summary(folder)
     assert summary is not None and read_summary(folder) == summary
     for value in (["x"], {"x": 1}, 10**400, True):
-        (folder / "summary.json").write_text(sealed_json({**summary, name: value}))
+        (folder / "summary.json").write_bytes(sealed({**summary, name: value}, indent=2))
         assert read_summary(folder) is None
 
 
@@ -200,7 +200,7 @@ def test_a_config_that_is_none(tmp_path, content):
 def test_an_id_in_a_config_that_is_none_is_named(tmp_path, name, value):
     write_config(tmp_path, Config("cartpole", CARTPOLE, "ab" * 16, "cd" * 16))
     values = json.loads((tmp_path / CONFIG).read_text())
-    (tmp_path / CONFIG).write_text(sealed_json({**values, name: value}))
+    (tmp_path / CONFIG).write_bytes(sealed({**values, name: value}, indent=2))
     with pytest.raises(ValueError, match=re.escape(f"{name} {value!r}, expected an id")):
         read_config(tmp_path)
 

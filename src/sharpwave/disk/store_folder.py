@@ -10,13 +10,13 @@ import shlex
 import stat
 import time
 import weakref
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.format.segment_header import check_names
+from sharpwave.json_values import sealed
 from sharpwave.native import descriptors
 from sharpwave.native.directory import UNWRITABLE, Directory, IrregularError, open_file
 from sharpwave.native.file_operations import Files
@@ -184,10 +184,8 @@ def lock_if_possible(descriptor: int, shared: bool) -> bool:
 
 
 def packed_manifest(manifest: dict[str, Any]) -> bytes:
-    """Return the bytes of ``store.json``: ``manifest`` and its checksum."""
-    said = {name: value for name, value in manifest.items() if name != "checksum"}
-    checksum = zlib.crc32(json.dumps(said, separators=(",", ":")).encode())
-    return json.dumps({**said, "checksum": f"{checksum:08x}"}, indent=1).encode() + b"\n"
+    """Return the bytes of ``store.json``."""
+    return sealed(manifest, indent=1)
 
 
 def read_manifest(folder: Path | Directory) -> dict[str, Any]:

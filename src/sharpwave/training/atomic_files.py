@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import stat
-import zlib
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from sharpwave.native.directory import BINARY, Directory, IrregularError
 from sharpwave.native.file_operations import Files
@@ -99,13 +97,6 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise ValueError(f"{path} is larger than the limit of {max_bytes:,} bytes for such a file")
     return content
-
-
-def sealed_json(values: dict[str, Any]) -> str:
-    """Encode ``values`` as JSON with their ``checksum`` as the last entry."""
-    said = {name: value for name, value in values.items() if name != "checksum"}
-    checksum = zlib.crc32(json.dumps(said, separators=(",", ":")).encode())
-    return json.dumps({**said, "checksum": f"{checksum:08x}"}, indent=2) + "\n"
 
 
 class RecordFile:

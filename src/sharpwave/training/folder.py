@@ -23,10 +23,11 @@ from sharpwave.disk.state_files import STATES, partial_of, state_files
 from sharpwave.disk.store_folder import MANIFEST
 from sharpwave.errors import NewerVersionError, NotRegisteredError
 from sharpwave.escaping import quoted
+from sharpwave.json_values import sealed
 from sharpwave.native import descriptors
 from sharpwave.native.directory import Directory
 from sharpwave.offline.scan import is_store
-from sharpwave.training.atomic_files import read_regular, sealed_json, write_bytes
+from sharpwave.training.atomic_files import read_regular, write_bytes
 from sharpwave.training.recipes.recipe import OwnEnvironment, Recipe, resumable
 
 CONFIG, METRICS, SUMMARY, CURVE, LOCK = "config.json", "metrics.jsonl", "summary.json", "curve.png", "lock"
@@ -170,7 +171,7 @@ def write_config(folder: Path, config: Config) -> None:
     values = {"version": VERSION, **ids, "recipe": config.name, "settings": config.recipe.to_table()}
     if config.learned_from is not None:
         values["learned_from"] = config.learned_from
-    write_bytes(folder / CONFIG, sealed_json(values).encode())
+    write_bytes(folder / CONFIG, sealed(values, indent=2))
 
 
 def read_config(folder: Path, *, trust: bool = False) -> Config:
@@ -190,7 +191,7 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
         check_version(path, values)
         if set(values) - {"learned_from"} != {"version", "run", "replay", "recipe", "settings", "checksum"}:
             raise ValueError(f"it holds {', '.join(sorted(values))}")
-        if content != sealed_json(values).encode():  # bytes are compared: the encoding is canonical
+        if content != sealed(values, indent=2):  # bytes are compared: the encoding is canonical
             raise ValueError("its checksum does not match")
         for name in ("run", "replay"):
             if not isinstance(values[name], str) or not re.fullmatch("[0-9a-f]{32}|", values[name]):
@@ -245,7 +246,7 @@ def check_version(path: Path, values: dict[str, Any]) -> None:
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Write summary.json atomically.  Raises: OSError."""
-    write_bytes(folder / SUMMARY, sealed_json(summary).encode())
+    write_bytes(folder / SUMMARY, sealed(summary, indent=2))
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -253,7 +254,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     try:
         content = read_regular(folder / SUMMARY, MAX_JSON_BYTES)
         summary = checked_summary(json.loads(content))
-        if content != sealed_json(summary).encode():
+        if content != sealed(summary, indent=2):
             return None
         del summary["checksum"]
         return summary

@@ -22,9 +22,10 @@ from sharpwave.agents.protocol import Agent, State
 from sharpwave.agents.space_tables import space_of
 from sharpwave.configuration import KIND, from_table
 from sharpwave.errors import NotRegisteredError
+from sharpwave.json_values import sealed
 from sharpwave.training import folder as files
 from sharpwave.training import setup
-from sharpwave.training.atomic_files import make_folder, sealed_json, write_bytes
+from sharpwave.training.atomic_files import make_folder, write_bytes
 from sharpwave.training.checkpoints import NO_STATE, load_run_policy, save_policy
 from sharpwave.training.model_card import model_card
 from sharpwave.training.own_environments import with_environment
@@ -288,7 +289,7 @@ class Policy:
         save_policy(path / WEIGHTS, weights, figures)
         write_bytes(path / CARD, card)
         # last: a folder without it is no policy's
-        write_bytes(path / DESCRIPTION, sealed_json({"version": files.VERSION, **figures}).encode())
+        write_bytes(path / DESCRIPTION, sealed({"version": files.VERSION, **figures}, indent=2))
         return path
 
     def export(self, path: Path | str) -> Path:

@@ -25,9 +25,10 @@ from sharpwave.agents.protocol import Agent, Spaces
 from sharpwave.agents.space_tables import space_of, space_table
 from sharpwave.configuration import KIND, from_table, to_table
 from sharpwave.errors import NewerVersionError
+from sharpwave.json_values import sealed
 from sharpwave.training import folder as files
 from sharpwave.training import setup
-from sharpwave.training.atomic_files import read_regular, sealed_json
+from sharpwave.training.atomic_files import read_regular
 from sharpwave.training.checkpoints import NO_STATE, load_policy
 from sharpwave.training.recipes.recipe import Recipe
 
@@ -92,7 +93,7 @@ def read_folder(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         content = read_regular(path / DESCRIPTION, MAX_DESCRIPTION_BYTES)
         values = json.loads(content)
         files.check_version(path / DESCRIPTION, values)
-        if content != sealed_json(values).encode():
+        if content != sealed(values, indent=2):
             raise ValueError("its checksum does not match: it was damaged or edited")
         if json.dumps(values[POLICY], sort_keys=True) != json.dumps(figures[POLICY], sort_keys=True):
             raise ValueError(f"it is of another policy than {WEIGHTS}")
