@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from sharpwave.arrays import Bools, Bytes, Ints
 from sharpwave.codecs.raw import RAW
-from sharpwave.format.deleted_steps import packed, unpacked
+from sharpwave.format.marked_rows import DELETED, VALUED, packed, unpacked
 from sharpwave.json_values import decode, encode
 from sharpwave.log.inventory import LogListener
 from sharpwave.memory.segment_index import LEAF_BITS, SegmentIndex
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
+from sharpwave.sampling.sampler_protocol import checked_array
 from sharpwave.spec import Field, Spec
 
 WRITTEN = ".written"
@@ -254,14 +255,14 @@ class LateColumns(LogListener):
         deleted = self.deleted[: highest * self._index.stride].copy()
         if more is not None:
             deleted[more] = True
-        return packed(self._index.generation[:highest], deleted)
+        return packed(DELETED, self._index.generation[:highest], deleted)
 
     def restore_deleted(self, state: Any) -> None:
         """Mark the deleted steps of a state, as far as they are held.
 
         Raises: KeyError, TypeError, ValueError: not such a state; nothing changed.  MemoryError.
         """
-        leaves, generations = unpacked(state, self._index.stride)
+        leaves, generations = unpacked(DELETED, state, self._index.stride)
         _, there = self.held(generations << LEAF_BITS | leaves)
         self.expect_deletions()
         self.delete(leaves[there])
@@ -314,21 +315,18 @@ class LateColumns(LogListener):
     def state(self) -> dict[str, Any]:
         """Return all columns for ``restore``."""
         slots = self._index.highest
-        now = {"generation": self._index.generation[:slots].copy()}
-        return {name: described(one.field) | self.chunk(one, 0, slots) | now for name, one in self.columns.items()}
+        return {name: described(one.field) | self.chunk(one, 0, slots) for name, one in self.columns.items()}
 
     def chunk(self, column: LateColumn, begin: int, end: int) -> dict[str, Any]:
-        """Return a column's values in the slots from ``begin`` to before ``end``: one bit a step, and the values."""
+        """Return a column's values in the slots from ``begin`` to before ``end``, and marks of their steps."""
         stride = self._index.stride
         written = column.written[begin * stride : end * stride]
         values = column.values[begin * stride : end * stride][written]
-        return {"written": np.packbits(written), "values": values.reshape(-1).view(np.uint8)}
+        marks = packed(VALUED, self._index.generation[begin:end], written)
+        return marks | {"values": values.reshape(-1).view(np.uint8)}
 
     def take(self, column: LateColumn, begin: int, state: Mapping[str, Any]) -> int:
         """Take values from ``chunk`` of the segments that are still in the slots from ``begin`` on; return how many.
-
-        Args:
-            state: with ``generation`` int64 [slots], of the slots' segments then.
 
         Raises:
             ValueError: not such a state; nothing was taken.
@@ -379,28 +377,12 @@ def given(state: Mapping[str, Any], field: Field, stride: int, begin: int) -> tu
     """Return the leaves, rising, the generations and the values of the steps with values in a state of ``chunk``.
 
     Args:
-        state: with ``generation``. ``begin``: its first slot.
+        begin: its first slot.
 
     Raises: ValueError, KeyError: not such a state.
     """
-    generation, packed, values = (_array(state, name) for name in ("generation", "written", "values"))
-    if generation.dtype != np.int64 or packed.dtype != np.uint8 or values.dtype != np.uint8:
-        raise ValueError("expected int64 generations and bytes")
-    steps = len(generation) * stride
-    if len(packed) != -(-steps // 8) or begin < 0:
-        raise ValueError(f"{len(packed):,} bytes for whether {steps:,} steps have values")
-    rows = np.flatnonzero(np.unpackbits(packed, count=steps))
-    if len(values) != len(rows) * field.row_bytes:
+    rows, generations = unpacked(VALUED, state, stride)
+    values = checked_array(state, "values", np.uint8)
+    if len(values) != len(rows) * field.row_bytes or begin < 0:
         raise ValueError(f"{len(values):,} bytes of values, expected {len(rows) * field.row_bytes:,}")
-    return (
-        begin * stride + rows,
-        generation[rows // stride],
-        values.view(field.np_dtype).reshape(-1, *field.shape),
-    )
-
-
-def _array(state: Mapping[str, Any], name: str) -> npt.NDArray[Any]:
-    array = state[name]
-    if not isinstance(array, np.ndarray) or array.ndim != 1:
-        raise ValueError(f"{name}: expected an array with one axis")
-    return array
+    return begin * stride + rows, generations, values.view(field.np_dtype).reshape(-1, *field.shape)

@@ -24,9 +24,9 @@ from sharpwave.disk.region_scan import Scan, SegmentReader, refused, scan_region
 from sharpwave.disk.state_files import file_name, read_named
 from sharpwave.disk.store_folder import COLUMNS, FOLDER, MANIFEST, read_manifest
 from sharpwave.errors import DamagedError
+from sharpwave.format import marked_rows
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
-from sharpwave.format.deleted_steps import unpacked
 from sharpwave.format.region import (
     ALIGNMENT,
     DICTIONARY,
@@ -515,7 +515,7 @@ def _deleted(folder: Path, described: Described, damages: list[Damage]) -> Ints:
             state = read_state(path).get("log", {}).get("deleted")
         if state is None:
             return np.zeros(0, np.int64)
-        leaves, generations = unpacked(state, described.segment_steps)
+        leaves, generations = marked_rows.unpacked(marked_rows.DELETED, state, described.segment_steps)
         return np.sort(generations << LEAF_BITS | leaves)
     except FileNotFoundError:
         if described.deletions and described.part == folder:

@@ -15,7 +15,7 @@ from sharpwave.disk.state_files import StateFiles
 from sharpwave.disk.store_folder import COLUMNS
 from sharpwave.errors import NO_STATE
 from sharpwave.escaping import escaped
-from sharpwave.format.deleted_steps import unpacked
+from sharpwave.format import marked_rows
 from sharpwave.log.late_columns import LateColumn, LateColumns, described, field_of
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import IrregularError
@@ -140,7 +140,7 @@ class ColumnFiles:
                 key = chunk_name(name, chunk)
                 if values["values"].size:
                     about = {"name": key, "column": name, "key": column.key, "chunk": chunk}
-                    self._files.write(key, about | {"generation": index.generation[begin:end]} | values)
+                    self._files.write(key, about | values)
                 else:
                     self._files.remove(key)
                 column.changed.discard(chunk)
@@ -178,7 +178,7 @@ def read_deleted(files: StateFiles, stride: int, required: bool) -> DeletedFile:
     try:
         state = files.read_whole(DELETED)
         if state is not None:
-            unpacked(state, stride)
+            marked_rows.unpacked(marked_rows.DELETED, state, stride)
         return DeletedFile(state, f"{path}: is missing; {RETURNED}" if state is None and required else "")
     except NO_STATE as error:
         what = str(error).removeprefix(f"{path}: ")
