@@ -117,5 +117,5 @@ $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(BIN)/python build_backend/sharpwave_build.py requirements $* > $(VENV)/$*.txt
 	$(BIN)/python build_backend/sharpwave_build.py & core=$$!; \
 		$(PIP) -r $(VENV)/$*.txt; installed=$$?; wait $$core && exit $$installed
-	$(PIP) --no-build-isolation -e '.[$*]'
+	$(PIP) --no-build-isolation --no-deps -e .
 	touch $@

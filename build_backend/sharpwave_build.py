@@ -35,9 +35,9 @@ def without_tools() -> list[str]:
 
 
 def needed_by(extra: str) -> list[str]:
-    """Return the requirements of the package and an extra, and of the extras that it includes."""
+    """Return the requirements of the package, of an extra or several ("train,view"), and of those that they include."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    found, extras = dict.fromkeys(project["dependencies"]), [extra]
+    found, extras = dict.fromkeys(project["dependencies"]), extra.split(",")
     for name in extras:
         for one in project["optional-dependencies"][name]:
             if one.startswith("sharpwave["):

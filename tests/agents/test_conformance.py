@@ -99,6 +99,7 @@ class TestRainbow(AgentSuite):
         return Rainbow(spaces, Rainbow.Settings(hidden_units=16, target_every=50, replay=replay), seed=seed)
 
 
+@pytest.mark.slow
 class TestSelfPrediction(AgentSuite):
     """Over MinAtar's observations, standardized and shifted, acting by the target network, reset every few updates."""
 
@@ -112,6 +113,7 @@ class TestSelfPrediction(AgentSuite):
         return Rainbow(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestIQN(AgentSuite):
     """Over MinAtar's observations, with Munchausen rewards, averaged, without noise."""
 
@@ -165,6 +167,7 @@ class TestA2C(AgentSuite):
         return A2C(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestA3C(AgentSuite):
     def make_agent(self, spaces, seed):
         settings = A3C.Settings(hidden_units=16, replay=RolloutSettings(batch_size=1, length=4, epochs=1))
@@ -191,6 +194,7 @@ class TestPPO(AgentSuite):
         return PPO(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestPPOOfContinuousActions(AgentSuite):
     """One number is bounded on both sides, the other on one."""
 
@@ -230,6 +234,7 @@ class TestBC(AgentSuite):
         return BC(spaces, BC.Settings(hidden_units=16, replay=PairsSettings(batch_size=8)), seed=seed)
 
 
+@pytest.mark.slow
 class TestBCOfContinuousActions(AgentSuite):
     """One number is bounded on both sides, the other on one."""
 
@@ -250,6 +255,7 @@ class TestBCByLikelihood(TestBCOfContinuousActions):
         return BC(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestBCBySquashedLikelihood(AgentSuite):
     """Over standardized numbers."""
 
@@ -274,6 +280,7 @@ class TestSAC(AgentSuite):
         return SAC(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestTQC(AgentSuite):
     """SAC of quantiles, with normalized observations, priorities, and a policy that is updated less often."""
 
@@ -287,6 +294,7 @@ class TestTQC(AgentSuite):
         return SAC(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestSimBa(AgentSuite):
     """SAC of residual blocks and several critics, whose networks begin anew again and again."""
 
@@ -379,6 +387,7 @@ class TestIQL(AgentSuite):
         return IQL(spaces, IQL.Settings(hidden_units=16, replay=replay), seed=seed)
 
 
+@pytest.mark.slow
 class TestIQLOfContinuousActions(AgentSuite):
     """One number is bounded on both sides, the other on one."""
 
@@ -518,6 +527,7 @@ class TestRecurrentVDN(AgentSuite):
         return VDN(spaces, settings, seed=seed)
 
 
+@pytest.mark.slow
 class TestRecurrentMASAC(AgentSuite):
     """With pictures and a state, from rewards that are standardized."""
 

@@ -21,20 +21,28 @@ from tests.data_sets.hostile import CASES
 
 LOADED = {"lerobot_unlisted_column"}
 """Sound, but for what is not read of them."""
+LONG = {
+    "lerobot_long_lists", "lerobot_short_tasks", "robomimic_one_group_by_many_names", "zarr_archive_of_zeros",
+}  # fmt: skip
+"""Those that take most of the time of all: by night alone."""
 pytestmark = pytest.mark.timeout(600)  # the first of them waits for all to be loaded
 
+HOSTILE = "test_a_hostile_data_set_is_refused"
 MAX_GROWTH = 700 << 20
 """What any of them may take: a quarter of a gigabyte, as it is decoded and as it is handed on, and the libraries."""
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, Any]:
+def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What loading said, of those data sets that this run asks for."""
     pytest.importorskip("minari")
     pytest.importorskip("av")
     root = Path(__file__).parent.parent.parent
     env = os.environ | {"PYTHONPATH": f"{Path(sw.__file__).parent.parent}:{root}"}
+    tests = [one for one in request.session.items if getattr(one, "originalname", "") == HOSTILE]
+    names = [one.callspec.params["name"] for one in tests]  # type: ignore[attr-defined]
     answer = subprocess.run(
-        [sys.executable, "-m", "tests.data_sets.hostile"],
+        [sys.executable, "-m", "tests.data_sets.hostile", *names],
         cwd=root,
         env=env,
         capture_output=True,
@@ -45,8 +53,9 @@ def outcomes() -> dict[str, Any]:
     return {one["name"]: one for one in map(json.loads, answer.stdout.splitlines())}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.nightly if one in LONG else pytest.mark.slow) for one in CASES]
+)
 def test_a_hostile_data_set_is_refused(outcomes: dict[str, Any], name: str) -> None:
     found = outcomes[name]
     assert found["documented"], found

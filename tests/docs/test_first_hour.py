@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import tomllib
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from tests.docs.first_hour import PAGES, Reader, wheel_of_the_tree
 from tests.docs.pages import ROOT, blocks
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-MODULES = packages_distributions()
+MODULES = cache(packages_distributions)
+"""Half a second, which no other worker of the tests is to take."""
 KEYS = [page.removeprefix("docs/") for page in PAGES]
 
 
@@ -56,7 +58,7 @@ def test_what_the_page_imports_it_has_installed(page: Path) -> None:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [one.name for one in node.names] if isinstance(node, ast.Import) else []
             for module in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"sharpwave"}:
-                brought = {canonicalize_name(one) for one in MODULES.get(module, [])}
+                brought = {canonicalize_name(one) for one in MODULES().get(module, [])}
                 assert brought & there, f"line {block.line} imports {module}, which nothing on the page installs"
 
 

@@ -23,6 +23,7 @@ from sharpwave.serve.budget import Budget
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.wire import Request
 from tests.serve.serving import SPEC, Kind, Served, fill, play, sealed, served
+from tests.support.examples import by_day
 
 
 def eventually(what: object, seconds: float = 20.0) -> None:
@@ -99,7 +100,7 @@ def test_a_learner_that_is_gone_holds_writers_up_for_a_while_only(
         assert back._of.cursor.inserts > 300 and back._of.cursor.samples == 8, "its counts are there"
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_a_connection_that_ends_while_its_writer_waits_for_the_learner_is_freed(tmp_path: Path, kind: Kind) -> None:
     with served(1, tmp_path, kind) as there:
         replay = there.cluster.transitions(limiter=sw.SamplesPerInsert(1.0, 20, 64))

@@ -16,6 +16,7 @@ from sharpwave.serve.server import Server
 from sharpwave.serve.shard import Shard
 from tests.serve.serving import Kind, Served, served
 from tests.serve.test_remote_fields import CHOICES, SPEC, VIEWS, equal, play
+from tests.support.examples import by_day
 from tests.views.test_fields import parts
 
 
@@ -42,7 +43,7 @@ def check_as_stores(there: Served, found: Any, ids: Any, shards: Any, views: lis
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 def test_a_cluster_fetches_what_its_stores_fetch(
     tmp_path: Path, kind: Kind, view: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +83,7 @@ def shapes(batch: Any) -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_a_batch_of_no_items_has_the_columns_of_other_clients(tmp_path: Path, kind: Kind, view: str) -> None:
     """As a store's own has them."""
     make, settings = VIEWS[view]
@@ -103,7 +104,7 @@ def test_a_batch_of_no_items_has_the_columns_of_other_clients(tmp_path: Path, ki
         assert shapes(there.cluster.fetch([], [])) == shapes(near.fetch([]))
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 def test_a_cluster_fetches_single_steps_as_its_stores(tmp_path: Path, kind: Kind) -> None:
     with served(2, tmp_path, kind, spec=SPEC) as there:
         filled(there)

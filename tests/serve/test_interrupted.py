@@ -16,6 +16,7 @@ import sharpwave as sw
 from sharpwave.serve import wire
 from sharpwave.serve.shard import Shard
 from tests.serve.serving import SPEC, fill, in_fork, served
+from tests.support.examples import by_day
 
 
 def extend(writer: sw.Store | Any, count: int, first: int = 0) -> None:
@@ -105,7 +106,7 @@ def test_a_learner_without_a_limiter_frees_writers_that_an_earlier_one_held_up(t
 
 
 @pytest.mark.parametrize("call", ["send", "receive"])
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_a_draw_that_is_interrupted_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, kind: Any
 ) -> None:

@@ -25,7 +25,7 @@ from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.views import filling
 from tests.serve.serving import Kind, Served, served
-from tests.support.examples import every_two, examples
+from tests.support.examples import by_day, every_two, examples
 
 SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
 COLUMNS = {
@@ -345,7 +345,7 @@ def test_a_batch_has_values_of_one_moment(kind: Kind, ram: str | None, tmp_path:
         assert len(seen) > 5
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 def test_a_client_that_is_killed_leaves_whole_requests(kind: Kind, tmp_path: Path) -> None:
     """It writes two columns of all steps, each to one number; others read, write and delete meanwhile and after."""
     with served(2, tmp_path, kind, spec=SPEC) as there:
@@ -587,7 +587,7 @@ def test_a_shard_that_begins_anew_gets_the_column_with_the_next_values(tmp_path:
         other.close()
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_batches_that_are_read_from_disk_in_parts_have_their_values(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -605,7 +605,7 @@ def test_batches_that_are_read_from_disk_in_parts_have_their_values(
             assert (many.mask_of("x") == many.mask).all()
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 def test_a_blend_of_windows_has_columns_where_they_have_steps(kind: Kind, tmp_path: Path) -> None:
     with served(2, tmp_path, kind, spec=SPEC) as there, sw.Store(SPEC, capacity=1000) as own:
         filled(there)

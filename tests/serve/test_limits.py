@@ -15,6 +15,7 @@ import sharpwave as sw
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.shard_parts import ShardPart
 from tests.serve.serving import SPEC, Kind, Served, fill, play, sealed, served
+from tests.support.examples import by_day
 
 
 def test_writers_and_learner_wait_for_each_other_over_all_shards(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_a_batch_that_has_come_does_not_wait_behind_one_that_cannot_be_filled(
         assert replay.asked == 1, "the first is still to be filled"
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_what_came_of_a_batch_is_kept_where_a_shard_was_lost_meanwhile(tmp_path: Path, kind: Kind) -> None:
     """The other shards had given it, and nobody learned from it."""
     with served(2, tmp_path, kind) as there:
@@ -220,7 +221,7 @@ def test_what_came_of_a_batch_is_kept_where_a_shard_was_lost_meanwhile(tmp_path:
             assert len(came) == len(set(came)) == total - len(views[0])
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 def test_what_came_of_a_batch_is_kept_while_no_shard_answers(
     tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,7 +289,7 @@ def test_a_writer_whom_a_limiter_holds_up_gives_up_after_its_timeout(tmp_path: P
         pytest.fail("the writer's segments are not taken after the learner has sampled")
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_a_blend_that_times_out_uses_up_no_items_of_a_cluster(kind: Kind, tmp_path: Path) -> None:
     with served(2, tmp_path, kind) as there, sw.Store(SPEC, capacity=1000) as local:
         for number, store in enumerate(there.stores):

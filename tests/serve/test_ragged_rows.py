@@ -16,7 +16,7 @@ from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Frame, WireError
 from tests.serve.serving import Kind, served
 from tests.store.test_ragged_machine import FIELDS, rows_of, same
-from tests.support.examples import examples
+from tests.support.examples import by_day, examples
 
 SPEC = sw.Spec(obs=sw.Field((40,), "uint8"), action=sw.Field((), "int64"), **FIELDS)
 LENGTHS = st.one_of(st.just(0), st.integers(0, 40), st.integers(500, 3000))
@@ -92,7 +92,7 @@ def test_a_writer_refuses_rows_that_do_not_fit_and_takes_nothing() -> None:
     assert sorted(one.lane for one in sealed) == [0, 1]
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 @pytest.mark.parametrize("view", ["transitions", "sequences"])
 def test_clusters_draw_the_rows_of_their_stores(view: str, kind: Kind, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"n_step": 3} if view == "transitions" else {"length": 5, "burn_in": 3, "stride": 2}
@@ -117,7 +117,7 @@ def test_clusters_draw_the_rows_of_their_stores(view: str, kind: Kind, tmp_path:
             assert not any(batch[name].lengths[~batch.mask].any() for name in FIELDS)
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_a_shard_lost_in_the_middle_costs_no_row(kind: Kind, tmp_path: Path) -> None:
     with served(2, tmp_path, kind, spec=SPEC) as there:
         for shard in range(2):
@@ -159,7 +159,7 @@ def test_malformed_rows_of_a_message_are_refused(changed: dict[str, Any], why: s
 BLOBS = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"), blob=sw.Field(bytes))
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 def test_a_draw_that_a_shard_has_no_room_for_costs_no_use(kind: Kind, tmp_path: Path) -> None:
     with served(1, tmp_path, kind, spec=BLOBS, ram=128 << 20) as there:
         writer = there.cluster.writer(lanes=1)
@@ -179,7 +179,7 @@ def test_a_draw_that_a_shard_has_no_room_for_costs_no_use(kind: Kind, tmp_path: 
         assert all(row == bytes([k % 256]) * 100_000 for b in given for k, row in zip(b.action, b["blob"], strict=True))
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_a_reply_without_rows_is_refused(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with served(1, tmp_path, kind, spec=SPEC) as there:
         writer = there.cluster.writer(lanes=1)

@@ -11,6 +11,7 @@ import pytest
 import sharpwave as sw
 from tests.serve.serving import Kind, served
 from tests.store.test_ragged_steps_machine import PARTS, check, joined, part_of
+from tests.support.examples import by_day
 
 ACTIONS = sw.Spec(obs=sw.Field((40,), "uint8"), action=PARTS)
 OBSERVATIONS = sw.Spec(obs=PARTS, action=PARTS)
@@ -52,7 +53,7 @@ def check_transitions(batch: Any, spec: sw.Spec, written: Numbers) -> None:
     assert (batch.next_obs["number"] == np.array(last) + np.where(ended, 1, 3)).all()
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 @pytest.mark.parametrize("spec", [ACTIONS, OBSERVATIONS], ids=["actions", "observations"])
 def test_clusters_draw_the_rows_of_their_stores(spec: sw.Spec, kind: Kind, tmp_path: Path) -> None:
     with served(2, tmp_path, kind, spec=spec) as there:

@@ -17,6 +17,7 @@ from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.wire import Frame, Request, WireError
 from tests.serve.serving import Kind, Served, served
 from tests.serve.test_late_values import killed, written
+from tests.support.examples import by_day
 
 SPEC = sw.Spec(
     obs={"front": sw.Field((5, 4), "uint8", stack=2), "task": sw.Field(str)},
@@ -132,7 +133,7 @@ def to_go(reward: Any) -> Any:
     return np.cumsum(reward[::-1])[::-1]
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_derive_goes_on_where_it_was(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an error of the function, and where steps arrived; with all values, and of unfinished episodes."""
     monkeypatch.setattr(remote_episodes, "REQUEST_BYTES", 500)

@@ -15,6 +15,7 @@ from sharpwave.serve.service import Service
 from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Request
 from tests.serve.serving import Kind, served
+from tests.support.examples import by_day
 from tests.views.test_fields import parts, wanted
 
 OBS = {"camera": sw.Field((8, 8), "uint8", stack=2), "arm": (sw.Field((3,), "float32"), sw.Field((), "int16"))}
@@ -87,7 +88,7 @@ def test_a_cluster_gives_the_fields_that_a_store_gives(tmp_path: Path, view: str
         assert parts(batch).keys() - {"shards"} == parts(whole.fetch(np.asarray(batch.ids))).keys()
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 def test_only_the_bytes_of_these_fields_travel_and_are_read_from_disk(
     tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +163,7 @@ def test_columns_of_other_clients_and_of_shards_that_lack_them(tmp_path: Path) -
         assert not view.sample(8, fields=("action",)).fields
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_batches_ahead_and_limited_uses(tmp_path: Path, kind: Kind) -> None:
     with served(2, tmp_path, kind, spec=SPEC) as there:
         for number, store in enumerate(there.stores):
@@ -216,7 +217,7 @@ def test_malformed_names_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 def test_processes_of_shards_send_fields_and_start_priorities(kind: Kind) -> None:
     spec = sw.Spec(
         obs=sw.Field((40,), "uint8"), action=sw.Field((), "int64"), score=sw.Field((), "float32"),

@@ -14,6 +14,7 @@ from sharpwave.serve.server import Server
 from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Request
 from tests.serve.serving import Kind, Served, served
+from tests.support.examples import by_day
 
 SPEC = sw.Spec(
     obs=sw.Field((40,), "uint8"), action=sw.Field((), "int64"), score=sw.Field((), "float32"),
@@ -101,7 +102,7 @@ def test_items_start_as_in_stores_with_the_same_steps(tmp_path: Path, by: str, k
             check(there, view, own)
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_items_are_drawn_as_often_as_their_values_say(tmp_path: Path, kind: Kind) -> None:
     """Over all shards, by ``(|value| + eps)^alpha``; values that a client wrote, before the first draw."""
     with served(3, tmp_path, kind, spec=SPEC) as there:

@@ -24,6 +24,7 @@ from sharpwave.serve.segment_parts import KEYS, LENGTHS, MAX_VALUES, VALUES
 from sharpwave.serve.wire import Request
 from sharpwave.training.actors.channels import Arrival, Inbox, Outbox
 from tests.serve.serving import Kind, served
+from tests.support.examples import by_day
 
 SPEC = sw.Spec(
     obs=sw.Field((40,), "uint8"),
@@ -63,7 +64,7 @@ def check(batch: Any) -> None:
             assert found == value if isinstance(value, str) else (found == value).all() and found.dtype == value.dtype
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 def test_clusters_draw_the_values_of_their_stores(kind: Kind, tmp_path: Path) -> None:
     with served(2, tmp_path, kind, spec=SPEC) as there:
         local = sw.Store(SPEC, capacity=1000)
@@ -241,7 +242,7 @@ PROMPTS = sw.Spec(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 @pytest.mark.parametrize("view", ["transitions", "sequences"])
 def test_a_reply_has_each_value_once(kind: Kind, view: str, tmp_path: Path) -> None:
     """Sixteen answers to each of sixteen prompts."""

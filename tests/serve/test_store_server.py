@@ -19,6 +19,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.serve.link import ShardLostError
 from tests.serve.serving import in_fork
+from tests.support.examples import by_day
 
 SPEC = sw.Spec(obs=sw.Field((40,), "uint8"), action=sw.Field((), "int64"), text=sw.Field(str))
 SECRET = "0123456789abcdef"
@@ -41,7 +42,7 @@ def address_of(kind: str, folder: Path) -> str:
     return f"unix:{folder / 'socket'}" if kind == "unix" else "127.0.0.1:0"
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("tcp", "unix"))
 def test_clients_and_the_store_itself_see_the_same_steps(tmp_path: Path, kind: str) -> None:
     with (
         sw.Store(SPEC, capacity=10_000, segment_steps=16) as store,

@@ -13,6 +13,7 @@ import sharpwave as sw
 from sharpwave.serve import shard_views
 from tests.serve.serving import SPEC, Kind, fill, play, served
 from tests.serve.test_bounds import eventually
+from tests.support.examples import by_day
 
 
 def test_the_limiter_of_a_view_that_was_forgotten_holds_nobody_up(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_cluster_that_is_forgotten_leaves_no_thread(tmp_path: Path) -> None:
         eventually(lambda: threading.active_count() <= before)
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", by_day("unix", "tcp"))
 def test_nothing_is_left_of_views_that_were_freed(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sharpwave.serve.server.MAX_MAPPED", 40)
     with served(1, tmp_path, kind) as there:

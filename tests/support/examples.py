@@ -41,3 +41,8 @@ def every_two(*parts: Iterable[Any]) -> list[Any]:
     """
     chosen = [list(zip(*some, strict=True)) for some in itertools.product(*(list(enumerate(part)) for part in parts))]
     return [pytest.param(*one, marks=pytest.mark.nightly if sum(places) % 2 else ()) for places, one in chosen]
+
+
+def by_day(first: Any, *others: Any) -> list[Any]:
+    """Return values of a test's argument: the first in each run, the others by night alone."""
+    return [first, *(pytest.param(one, marks=pytest.mark.nightly) for one in others)]

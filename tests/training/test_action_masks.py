@@ -154,6 +154,7 @@ LEARNING = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "changes"),
     [

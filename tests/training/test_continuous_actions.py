@@ -24,8 +24,7 @@ SHORT: dict[str, Any] = {
     "evaluate_every": 450, "seed": 4, "precision": "float32",
 }  # fmt: skip
 AGENTS: dict[str, dict[str, Any]] = {"sac": {}, "td3": {"prioritized": True}, "crossq": {"critic_units": 8}}
-FIRST = [pytest.param(name, marks=() if name == "sac" else pytest.mark.slow) for name in AGENTS]
-"""One agent in each run, the others in that of ``.ci/run``."""
+FIRST = ["sac", pytest.param("td3", marks=pytest.mark.nightly), pytest.param("crossq", marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("name", FIRST)
@@ -57,7 +56,7 @@ def test_a_policy_s_episodes_are_recorded(tmp_path):
     again.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_actors_play_by_the_learner_s_policy():
     """Random at first, then by the policy, in two processes."""
     recipe = load_recipe("sac").override(**{**SHORT, "actors": 2, "num_envs": 4, "steps": 2_000, "segment_steps": 16})
@@ -68,6 +67,7 @@ def test_actors_play_by_the_learner_s_policy():
     trained.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIRST)
 def test_a_point_is_held_where_it_belongs(name):
     """The best score is 0; no action costs 0.67, random ones more than 1. What a seed ends with is the processor's,

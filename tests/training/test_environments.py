@@ -87,7 +87,7 @@ def test_an_episode_of_minatar_depends_on_its_seed_only(given):
     made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_observations_and_actions_of_several_parts_come_from_actors_too():
     """With priorities, which need the final observations of truncated episodes."""
     recipe = QUICK.override(env=MADE_UP + "Nested-v0", actors=1, prioritized=True, segment_steps=8, steps=600, stack=2)

@@ -42,11 +42,11 @@ def check(policy, compute, count=ROWS):
 
 
 ALWAYS = ("dqn", "masac", "ppo", "r2d2", "rainbow", "sac")
-"""An algorithm of each family, which the default run exports, too."""
+"""An algorithm of each family, which the default run exports; the nightly one exports the others."""
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind in ALWAYS else pytest.param(kind, marks=pytest.mark.slow) for kind in sorted(AGENTS)]
+    "kind", [kind if kind in ALWAYS else pytest.param(kind, marks=pytest.mark.nightly) for kind in sorted(AGENTS)]
 )
 def test_a_program_of_torch_acts_alike(kind, tmp_path):
     policy = policy_of(small_agent(kind))

@@ -126,7 +126,9 @@ def test_a_shard_that_was_empty_is_drawn_from_once_it_has_items(tmp_path, monkey
         assert [max(len(one[k]) for one in found) for k in range(2)] == [2, 2]
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize(
+    "prioritized", [pytest.param(False, marks=pytest.mark.nightly), pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_a_learner_with_batches_prepared_learns_as_often(prioritized):
     """The whole loop as on CUDA: as many updates, from as many steps, and repeatable."""
 
@@ -141,7 +143,7 @@ def test_a_learner_with_batches_prepared_learns_as_often(prioritized):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_no_batch_is_prepared_of_windows_that_are_used_up(epochs):
     """As many updates as without preparing, but for one whose batch is still prepared at the end."""
 

@@ -56,10 +56,14 @@ def cartpoles(mode: AutoresetMode, kind: str = "sync", lanes: int = 3) -> Any:
 @pytest.mark.parametrize(
     ("given", "arguments"),
     [
-        ({"env": "CartPole-v1", "agent": "dqn", "batch_size": 16}, ["dqn", "--set", "agent.replay.batch_size=16"]),
-        pytest.param({"env": "CartPole-v1", "recipe": "cartpole"}, ["cartpole"], marks=pytest.mark.slow),
         pytest.param(
-            {"env": "Pendulum-v1", "agent": sw.agents.SAC}, ["sac", "--env", "Pendulum-v1"], marks=pytest.mark.slow
+            {"env": "CartPole-v1", "agent": "dqn", "batch_size": 16},
+            ["dqn", "--set", "agent.replay.batch_size=16"],
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"env": "CartPole-v1", "recipe": "cartpole"}, ["cartpole"], marks=pytest.mark.nightly),
+        pytest.param(
+            {"env": "Pendulum-v1", "agent": sw.agents.SAC}, ["sac", "--env", "Pendulum-v1"], marks=pytest.mark.nightly
         ),
     ],
 )
@@ -353,6 +357,7 @@ def test_an_environment_is_trained_in_and_stays_open(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_atari_vectors(tmp_path: Path) -> None:
     run = sw.train(
         make_pong, recipe="pong", num_envs=2, steps=120, warmup_steps=60, threads=1, progress=False,
@@ -363,6 +368,7 @@ def test_atari_vectors(tmp_path: Path) -> None:
     assert settings(run.folder)["env"]["factory"] == f"{__name__}:make_pong"
 
 
+@pytest.mark.slow
 def test_actors_make_environments_by_a_function(tmp_path: Path) -> None:
     run = sw.train(make_cartpole, **SHORT, num_envs=2, actors=2, out=tmp_path / "run")
     assert run.summary["steps"] >= 400 and run.summary["updates"] > 0
@@ -431,6 +437,7 @@ def test_given_objects_are_not_sent_to_processes() -> None:
     assert pickle.loads(pickle.dumps(Given(make_cartpole))).factory is make_cartpole
 
 
+@pytest.mark.slow
 def test_a_run_of_an_object_is_resumed_with_it(tmp_path: Path) -> None:
     """And is then as if it had not been interrupted."""
     asked: dict[str, Any] = {"recipe": "gymnasium", "checkpoint_every": 400}

@@ -80,6 +80,7 @@ def test_training_episodes_do_not_end_a_run():
     assert all(len(event["scores"]) == LANES for event in kept.evaluations)  # it was left at the first ones
 
 
+@pytest.mark.slow
 def test_it_ends_with_30_whole_episodes_of_fixed_weights_and_measures_them_again(solved_run):
     folder, summary = solved_run
     found, final = summary["held_out"], summary["final"]
@@ -100,7 +101,7 @@ def test_it_ends_with_30_whole_episodes_of_fixed_weights_and_measures_them_again
     assert found["scores"] != final["scores"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_with_actors_too(tmp_path):
     recipe = SHORT.override(actors=1, steps=20_000, stop_reward=30.0, evaluate_from=15.0)
     folder, summary = quiet(run, "cartpole", recipe, tmp_path / "run")
@@ -242,6 +243,7 @@ def test_a_pass_that_fresh_episodes_do_not_confirm_solves_nothing(fresh, is_solv
         assert final is not None and final["scores"] == fresh and final["mean"] == 18.0  # not 19
 
 
+@pytest.mark.slow
 def test_confirming_episodes_are_others_and_are_played_for_a_pass_only(solved_run):
     weights, _ = load_policy(solved_run[0] / "best.safetensors")
     recipe = SHORT.override(stop_reward=50.0)

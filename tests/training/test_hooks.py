@@ -151,8 +151,7 @@ def test_a_callback_may_end_a_run_from_any_hook(tmp_path):
     assert (summary["reason"], summary["steps"]) == ("enough", 4) and checkpoints(tmp_path / "run")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("actors", [0, 2])
+@pytest.mark.parametrize("actors", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_figures_of_actor_callbacks_reach_the_log(tmp_path, actors):
     recipe = SHORT.override(actors=actors, **({"segment_steps": 4} if actors else {}))
     folder, _ = quietly(run, "cartpole", recipe, tmp_path / "run", actor_callbacks=[Lengths])

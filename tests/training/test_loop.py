@@ -21,7 +21,7 @@ def run(*callbacks, **changes):
     return trained
 
 
-@pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_the_same_seed_gives_the_same_weights(prioritized):
     changes = {"steps": 2_000, "seed": 3, "prioritized": prioritized}
     one, two = run(**changes).weights, run(**changes).weights

@@ -38,6 +38,7 @@ def sharpwave(capfd, *arguments):
     return ended.value.code, "".join(capfd.readouterr())
 
 
+@pytest.mark.slow
 def test_it_trains_from_the_command_line_and_learns(registered, tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     folder = tmp_path / "run"

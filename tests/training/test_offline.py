@@ -120,6 +120,7 @@ def test_every_form_of_the_same_data_teaches_the_same(kept, tmp_path, monkeypatc
     assert len(policies) == 1
 
 
+@pytest.mark.slow
 def test_a_run_records_the_version_it_learned_from(kept, tmp_path, capfd, monkeypatch):
     """A version's name and hash stay while the store goes on, whose own hash changes; a data set has a hash only."""
     folder = shutil.copytree(kept[0] / "disk", tmp_path / "store")
@@ -242,6 +243,7 @@ def test_episodes_that_a_run_broke_off_are_no_returns_of_its_data(tmp_path):
     assert f", of which {origin['learned']:,} are learned from" in repr(TrainingRun.open(tmp_path / "best"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*CartPole-v0 is out of date:DeprecationWarning")
 def test_a_run_is_set_beside_its_data_and_cloning(kept, tmp_path):
     """Cloning of other data, or of some of their episodes, does not count; of a store, any copy of its content does."""
@@ -336,6 +338,7 @@ def swung(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["td3bc", "calql"])
 def test_a_run_goes_on_in_the_environment(swung, tmp_path, kind):
     """After its updates from data alone each step plays one; a resumed run repeats, before and after."""

@@ -95,7 +95,7 @@ def test_an_update_in_minibatches_learns_from_all_steps_that_wait_and_from_each_
     trained.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_minibatches_learn_from_actors_whose_short_episodes_make_many_windows():
     recipe = load_recipe("cartpole-ppo").override(
         actors=1, num_envs=2, steps=1_500, hidden_units=8, batch_size=16, length=32, minibatch_size=64,

@@ -130,6 +130,7 @@ def test_a_class_of_a_module_that_only_this_process_has_is_refused(tmp_path, mon
         check_own_parts(recipe.override(network="other-file"))
 
 
+@pytest.mark.slow
 def test_a_class_of_an_interactive_session_is_refused():
     code = """
 from torch import nn

@@ -345,6 +345,7 @@ def test_enjoyed_as_rl_zoo_does(cartpole):
 # files
 
 
+@pytest.mark.slow
 def test_a_saved_folder_is_loaded_without_the_run(cartpole, tmp_path):
     policy = sw.Policy.load(cartpole)
     folder, file = policy.save(tmp_path / "pole"), policy.save(tmp_path / "pole.sharpwave")

@@ -15,8 +15,9 @@ TINY = {"steps": 160, "warmup_steps": 120, "capacity": 1_000, "update_every": 8,
 @pytest.mark.parametrize(
     "name",
     [
-        *("minatar", "minatar-rainbow", "minatar-iqn", "rainbow"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("data-efficient-rainbow", "der", "drq", "iqn")),
+        *("minatar", "minatar-rainbow", "minatar-iqn"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("rainbow", "drq", "iqn")),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("data-efficient-rainbow", "der")),
     ],
 )
 def test_it_trains_and_its_policy_plays(name):
@@ -30,6 +31,7 @@ def test_it_trains_and_its_policy_plays(name):
     trained.close()
 
 
+@pytest.mark.slow
 def test_drqn_learns_from_single_frames():
     recipe = load_recipe("drqn").override(**TINY, hidden_units=16, core_units=16, evaluate_every=0)
     trained = Trained(recipe)

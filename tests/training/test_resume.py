@@ -275,7 +275,7 @@ def test_a_resume_removes_what_a_killed_process_had_begun_and_nothing_else(cartp
     assert (again / ".summary.json.0123abcd.partial").is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_killed_amid_a_write_leaves_nothing_once_it_is_resumed(tmp_path):
     """Killed while it replaces its summary: the file under a hidden name, and the curve, which is drawn before."""
     code = (

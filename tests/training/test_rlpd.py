@@ -55,7 +55,7 @@ def test_the_settings_are_those_of_the_paper() -> None:
     assert agent.ascends_mean and own.update_ratio == 20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_goal_that_chance_does_not_find_is_learned_from_five_demonstrations(tmp_path: Path) -> None:
     trained = Trained(recipe(recorded(tmp_path / "demos")))
     assert isinstance(trained.view, DemonstratedReplay)
@@ -69,6 +69,7 @@ def test_a_goal_that_chance_does_not_find_is_learned_from_five_demonstrations(tm
     alone.close()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_repeats_the_run_that_was_not_stopped(tmp_path: Path) -> None:
     own = recipe(recorded(tmp_path / "demos"), utd=0.3)
     whole, summary, _ = go(run, "rlpd", own, tmp_path / "whole")

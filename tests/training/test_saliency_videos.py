@@ -39,6 +39,7 @@ def test_training_goes_on_as_without_them(tmp_path):
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_said_once(tmp_path):
     said: list[str] = []
     (tmp_path / "file").write_text("x")

@@ -96,6 +96,7 @@ def test_what_the_end_could_not_save_is_told(tmp_path):
     assert "a new one is filled" in out.getvalue()
 
 
+@pytest.mark.slow
 def test_a_full_disk_does_not_call_for_longer_between_checkpoints(tmp_path):
     """Those that are tried sooner break off all episodes; that is not for checkpoints being many."""
     recipe = CARTPOLE.override(env="Acrobot-v1", steps=6_400, checkpoint_every=3_000, warmup_steps=6_300)
@@ -122,6 +123,7 @@ def test_a_checkpoint_without_room_breaks_nothing_off(tmp_path):
     assert filled.episodes == whole["episodes"]
 
 
+@pytest.mark.slow
 def test_a_memory_on_disk_keeps_what_it_has_while_the_disk_is_full(tmp_path, monkeypatch):
     for name in ("FIRST_EXTENT", "MAX_EXTENT"):
         monkeypatch.setattr(region_files, name, 16 << 10)  # else steps of CartPole find room for long

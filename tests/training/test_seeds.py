@@ -180,7 +180,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_interrupted_seeds_leave_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     running = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)

@@ -65,8 +65,8 @@ REMEMBERING = {"recurrent": True, "length": 4, "standardize_rewards": True}
     ("algorithm", "changes"),
     [
         ("qmix", {}),
-        ("qmix", REMEMBERING),
-        pytest.param("masac", {}, marks=pytest.mark.slow),
+        pytest.param("qmix", REMEMBERING, marks=pytest.mark.slow),
+        pytest.param("masac", {}, marks=pytest.mark.nightly),
         pytest.param("masac", REMEMBERING, marks=pytest.mark.slow),
     ],
 )
@@ -84,7 +84,13 @@ def test_a_team_s_run_resumes_bit_for_bit_and_is_evaluated(algorithm, changes, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {**REMEMBERING, "inference": "central"}], ids=["", "remembering"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="", marks=pytest.mark.nightly),
+        pytest.param({**REMEMBERING, "inference": "central"}, id="remembering"),
+    ],
+)
 def test_actors_play_for_a_team(changes):
     """With priorities, and the agents' own rewards in the segments that they send; with what agents remember, too."""
     trained = Trained(quick("masac", own_rewards=True, prioritized=True, actors=1, segment_steps=8, **changes))
@@ -94,7 +100,7 @@ def test_actors_play_for_a_team(changes):
         np.testing.assert_array_equal(batch.reward, batch["rewards"].sum(axis=1))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("algorithm", "recurrent"), [("vdn", True), ("qmix", True), ("masac", True), ("qmix", False)])
 def test_agents_that_remember_solve_what_others_cannot(algorithm, recurrent):
     """Without memory a team is paid at best every other time: what it was shown is no longer to be seen."""

@@ -202,12 +202,14 @@ def test_no_read_is_torn_while_another_process_publishes_as_fast_as_it_can(monke
     into, versions = np.empty(COUNT, np.float32), [0]
     limit = time.monotonic() + 240
     try:
-        while len(versions) < examples(150) and writer.is_alive():
+        while len(versions) < examples(60) and writer.is_alive():
             assert time.monotonic() < limit, f"{len(versions)} versions read in 240 s"
             version = weights.read(into)
             if version is not None and version != versions[-1]:
                 assert (into == version).all(), f"version {version} holds {np.unique(into)}"
                 versions.append(version)
+            else:
+                time.sleep(0.0005)  # else the writer waits for a processor, too
     finally:
         end.value = 1
         writer.join(20)

@@ -325,7 +325,7 @@ def test_more_actors_than_environments_are_refused():
         Recipe().override(actors=5, num_envs=4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_agent_that_uses_windows_up_learns_with_actors_to_its_end():
     """It makes fewer updates than the steps call for: its actors may not wait for those."""
     recipe = load_recipe("cartpole").override(
