@@ -12,8 +12,8 @@ from tests.docs.pages import PAGES, ROOT, blocks, name, run
 
 TRACES = ("import jax", "import register")
 """Pages with these are run in a process of their own: JAX warns of every later fork, and what is registered stays."""
-SLOW = {"docs/store/cluster.md", "docs/frameworks/index.md"}
-"""Pages whose programs start tens of processes, or learn for seconds."""
+SLOW = {"docs/algorithms/qmix.md", "docs/store/cluster.md", "docs/frameworks/index.md", "docs/frameworks/torchrl.md"}
+"""Pages whose programs start tens of processes, learn for seconds, or import a peer library."""
 NIGHTLY = {"docs/frameworks/tianshou.md", "docs/training/seeds.md"}
 """Pages whose programs learn for longer, beside a peer library or from several seeds."""
 WITH_PYTHON = [page for page in PAGES if any(blocks(page, "python"))]
