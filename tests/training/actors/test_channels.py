@@ -212,7 +212,7 @@ def test_no_read_is_torn_while_another_process_publishes_as_fast_as_it_can(monke
                 time.sleep(0.0005)  # else the writer waits for a processor, too
     finally:
         end.value = 1
-        writer.join(20)
+        writer.join(120)
     assert writer.exitcode == 0 and versions == sorted(versions)
 
 
