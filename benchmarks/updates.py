@@ -2,22 +2,28 @@
 one processor for an update and for an action, and what 100,000 steps come to.
 
     python benchmarks/updates.py [--recipes der drq spr sr-spr] [--rounds 5] [--game pong] [--out FOLDER]
+    python benchmarks/updates.py --continuous [sac td3 tqc crossq simba] [--sbx PYTHON] [--rounds 5] [--out FOLDER]
 
 Each recipe plays 600 random steps into its replay memory; then variants take turns, and a figure is the median over
 rounds of the mean of ten updates, sampling and new priorities included. Processor time is measured, with one thread, so
 that other programs disturb it little.
+
+``--continuous``: updates of agents of continuous actions beside SBX's and Stable-Baselines3's, which
+``continuous_updates.py`` describes; a ratio is the median over rounds of the updates a second, to those of the library.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import continuous_updates
 import numpy as np
 import runner
 import torch
@@ -98,7 +104,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--game", default="pong")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--continuous", nargs="*", choices=continuous_updates.CONTENDERS, help="all without a name")
+    parser.add_argument("--sbx", default=sys.executable, metavar="PYTHON", help="interpreter that has SBX")
+    parser.add_argument("--updates", type=int, default=20, help="of a round of --continuous")
     given = parser.parse_args()
+    if given.continuous is not None:
+        algorithms = given.continuous or [*continuous_updates.CONTENDERS]
+        continuous_updates.compare(algorithms, given.sbx, given.rounds, given.updates, given.out)
+        return
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     variants = [Variant(f"recipe {name}", name, given.game) for name in given.recipes]

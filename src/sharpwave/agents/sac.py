@@ -177,7 +177,7 @@ class SAC(ContinuousAgent):
         with self.autocast():
             q = self.values(inputs, self.actions.scaled(batch.action))
             drawn = self.draw(inputs) if moves else None
-        with self.autocast():  # of its own: autocast caches rounded weights, and these carry no gradient
+            # After those with gradient: autocast caches rounded weights as their first use made them.
             targets = self.targets(batch)
             gradient = self.value_gradient(inputs, drawn[0]) if drawn else None
         loss, td_error = self.critic_loss(q, targets, batch.weights)
