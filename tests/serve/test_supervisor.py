@@ -37,7 +37,8 @@ def test_a_process_that_dies_is_restarted_after_growing_pauses_up_to_a_limit(mon
     with pytest.raises(ProcessDiedError) as died:
         child.restart()
     assert str(died.value) == (
-        "worker 1 died of: Traceback\nError: its own words; restarts so far: 2, as many as --limit allows"
+        "worker 1 died of: Error: its own words; restarts so far: 2, as many as --limit allows\n"
+        "Traceback\nError: its own words"
     )
     assert said == [
         "Worker 1 died of: exit status 7; it is restarted at once; restarts left: 1",

@@ -102,9 +102,11 @@ def test_a_process_that_dies_is_replaced_and_measures_the_same_policy(weights):
         evaluator.begin({}, 60, None)
         assert "step 60 from the start; restarts left: 1" in said[-1]
         evaluator.child.limit = 2
-        with pytest.raises(ProcessDiedError, match=r"--evaluate-beside died of: Traceback") as refused:
+        with pytest.raises(
+            ProcessDiedError, match=r"--evaluate-beside died of: ValueError: weights do not fit"
+        ) as refused:
             evaluator.wait()
-        assert "ValueError: weights do not fit" in str(refused.value) and "restarts so far: 2" in str(refused.value)
+        assert "restarts so far: 2" in str(refused.value) and "\nTraceback" in str(refused.value)
     finally:
         evaluator.close()
 

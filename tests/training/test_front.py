@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
+import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -232,7 +237,10 @@ def test_an_environment_that_raises_leaves_a_checkpoint(broken: Breaks, call: st
     short = SHORT | {"warmup_steps": 50}
     with pytest.raises(ZeroDivisionError, match=f"{call} broke") as raised:
         sw.train(broken, "dqn", **short, out=tmp_path / "run")
-    assert "sharpwave train --resume" in raised.value.__notes__[0] and "run" in raised.value.__notes__[0]
+    where, advice = raised.value.__notes__
+    assert "sharpwave train --resume" in advice and "run" in advice
+    when = "250" if call == "step" else r"\d+"
+    assert re.fullmatch(rf"Raised by .*, environment 0 of the run, in step {when} after a reset with seed \d+", where)
     run = sw.TrainingRun.open(tmp_path / "run")
     reached = run.summary["steps"]
     assert run.summary["reason"] == f"ZeroDivisionError: {call} broke" and len(run.store) == reached > 50
@@ -243,7 +251,8 @@ def test_an_environment_that_raises_leaves_a_checkpoint(broken: Breaks, call: st
 def test_an_environment_that_raises_before_learning_raises_at_once(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError, match="step broke") as raised:
         sw.train(Breaks(step=20), "dqn", **SHORT, out=tmp_path / "run")
-    assert not hasattr(raised.value, "__notes__") and not (tmp_path / "run" / "checkpoints").exists()
+    where = "Raised by CartPole-v1, environment 0 of the run, in step 20 after a reset with seed 0"
+    assert raised.value.__notes__ == [where] and not (tmp_path / "run" / "checkpoints").exists()
 
 
 class Walk(gymnasium.Env[Any, Any]):
@@ -522,6 +531,86 @@ def test_a_notebook_shows_progress_in_one_place(tmp_path: Path, monkeypatch: pyt
     board.on_report(next(event for event in reports if event["event"] == "report"))
     board.close()
     assert len(shown) == 2 and "&lt;cartpole&gt;" in shown[1] and "<td>400 / 400</td>" in shown[1]
+
+
+KERNEL = """
+import asyncio, json, signal, sys, traceback
+
+names, out = {}, sys.stdout
+sys.stdout = sys.stderr
+
+
+async def kernel():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for line in sys.stdin:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            exec(json.loads(line), names)
+            said = str(names.pop("said", ""))
+        except BaseException as error:
+            said = type(error).__name__
+            traceback.print_exc()
+        finally:
+            signal.signal(signal.SIGINT, before)
+        print(json.dumps(said), file=out, flush=True)
+
+
+asyncio.new_event_loop().run_until_complete(kernel())
+"""
+"""A kernel of a notebook as ipykernel is to its cells: they run in the main thread, inside an event loop; SIGINT, which
+is sent to the whole group of processes, raises KeyboardInterrupt in a cell and is ignored between two."""
+LONG = "run = sw.train('CartPole-v1', 'dqn', steps=200_000, warmup_steps=100, evaluate_every=0, threads=1, seed=3)\n"
+TOLD = "said = (run.summary['reason'], run.summary['steps'], str(run.folder))"
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="interrupts of a group of processes")
+def test_an_interrupted_kernel_keeps_the_run_and_takes_further_cells(tmp_path: Path) -> None:
+    """The same cell again begins a second run; the first one is resumed."""
+    here = {**os.environ, "PYTHONPATH": str(Path(sw.__file__).parents[1])}
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", KERNEL], cwd=tmp_path, env=here, text=True, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert kernel.stdin is not None and kernel.stdout is not None
+    told = kernel.stdout
+
+    def begin(cell: str) -> None:
+        assert kernel.stdin is not None
+        kernel.stdin.write(json.dumps(cell) + "\n")
+        kernel.stdin.flush()
+
+    def interrupted(cell: str, until: Callable[[], bool]) -> Any:
+        begin(cell)
+        limit = time.monotonic() + 120
+        while not until():
+            assert time.monotonic() < limit and kernel.poll() is None
+            time.sleep(0.05)
+        os.killpg(kernel.pid, signal.SIGINT)
+        return json.loads(told.readline())
+
+    def learning(runs: int) -> bool:
+        reports = [path.read_text() for path in tmp_path.glob("runs/*/metrics.jsonl")]
+        return len(reports) == runs and all('"updates"' in one for one in reports)
+
+    try:
+        runs = []
+        for number in (1, 2):
+            said = interrupted("import sharpwave as sw\n" + LONG + TOLD, lambda n=number: learning(n))
+            reason, steps, folder = ast.literal_eval(said)
+            assert reason == "interrupted by SIGINT" and 1_000 <= steps < 200_000
+            assert [int(one.name) for one in (tmp_path / folder / "checkpoints").iterdir()] == [steps]
+            runs.append(folder)
+        assert len({*runs}) == 2
+        waiting = tmp_path / "waiting"
+        loop = f"open({str(waiting)!r}, 'w').close()\nwhile True: pass"
+        assert interrupted(loop, waiting.exists) == "KeyboardInterrupt"
+        begin(f"more = {steps} + 400\nrun = run.resume(steps=more, progress=False)\n" + TOLD)
+        _, reached, folder = ast.literal_eval(json.loads(told.readline()))
+        assert steps + 400 <= reached < steps + 500 and folder == runs[-1]
+    finally:
+        kernel.kill()
+        kernel.communicate()
 
 
 def test_a_run_has_its_policy_and_plays_it(tmp_path: Path) -> None:

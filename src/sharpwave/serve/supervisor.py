@@ -160,11 +160,15 @@ class Supervised:
         Raises:
             ProcessDiedError: ``limit`` is reached.  OSError: as ``start``.
         """
+        failure = self.failure.strip()
+        reason = _headline(failure)
         if self.limit is not None and self.restarts >= self.limit:
-            raise ProcessDiedError(f"{self.name} died of: {self.failure}; restarts so far: {self.restarts}{self._hint}")
+            trace = f"\n{failure}" if "\n" in failure else ""
+            raise ProcessDiedError(
+                f"{self.name} died of: {reason}; restarts so far: {self.restarts}{self._hint}{trace}"
+            )
         self.restarts += 1
         left = "" if self.limit is None else f"; restarts left: {self.limit - self.restarts}"
-        reason = (self.failure.splitlines() or ["?"])[-1]
         self.say(f"died of: {reason}; it is restarted{also}{left}")
         self.start()
 
@@ -205,6 +209,14 @@ def end(
     meanwhile()
     for one in children:
         one.release()
+
+
+def _headline(failure: str) -> str:
+    """Return the line of a failure that names the error: of a traceback, the first one after its frames."""
+    lines = failure.splitlines() or ["?"]
+    if (frames := failure.rpartition("Traceback")[2].splitlines()[1:]) and len(frames) < len(lines):
+        return next((line for line in frames if line[:1].strip()), lines[-1])
+    return lines[-1]
 
 
 def _cause_of_death(code: int | None) -> str:

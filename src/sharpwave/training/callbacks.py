@@ -184,7 +184,8 @@ class Training:
         """End training as ``stop`` does, and then raise ``error``; of several errors, the first."""
         self.error = self.error or error
         ours = isinstance(self.error, (CallbackError, ProcessDiedError))
-        self.reason = str(self.error) if ours else f"{type(self.error).__name__}: {self.error}"
+        said = str(self.error) if ours else f"{type(self.error).__name__}: {self.error}"
+        self.reason = (said.splitlines() or [said])[0]  # a traceback of another process may follow
 
     def tell(self, hook: str, *arguments: Any) -> list[Any]:
         """Call a hook of all callbacks, in order; return their answers."""

@@ -26,7 +26,7 @@ from sharpwave.training.callbacks import (
     MakeActorCallback,
     Stepped,
 )
-from sharpwave.training.progress import Metrics, Progress, episode_seed
+from sharpwave.training.progress import Metrics, Progress, episode_seed, where_raised
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeScore, EpisodeSums, game_result
 
@@ -43,6 +43,7 @@ class LocalExperience(Experience):
     Args:
         seed: seed of the environments.
         progress: the run's progress, read only.
+        name: of the environment, for errors.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class LocalExperience(Experience):
         seed: int,
         progress: Progress,
         hooks: ActorHooks | None = None,
+        name: str = "the environment",
     ) -> None:
+        self._name = name
         self._writer = store.writer(env.num_envs) if isinstance(store, sw.Cluster) else None
         target: Any = store if self._writer is None else self._writer
         self._recorded, self._agent, self._store = sw.Recorder(env, target), agent, store
@@ -66,6 +69,7 @@ class LocalExperience(Experience):
         self._state: Any = None
         self._updates = progress.updates  # those that are saved
         self._broken: Exception | None = None
+        self._begun = (progress.steps, seed)  # steps of the run at the last reset of all environments, and its seed
 
     @property
     def failure(self) -> Exception | None:
@@ -95,7 +99,7 @@ class LocalExperience(Experience):
         try:
             self._obs, reward, terminated, truncated, infos = self._recorded.step_wait()
         except Exception as error:
-            self._fail(error)
+            self._fail(error, 1 + (self._progress.steps - self._begun[0]) // self._lanes)
             return Arrived(0, [])
         ended = terminated | truncated
         self._state = self._agent.observe(self._acted.state, reward, ended)
@@ -113,17 +117,21 @@ class LocalExperience(Experience):
                 self._store.annotate(lane, {BROKEN_OFF: True}, episode=True)
                 if not self._store.break_episode(lane):
                     self._store.annotate(lane, {BROKEN_OFF: None}, episode=True)  # it was the next episode's
+        seed = episode_seed(self._seed, self._progress.steps)
+        self._begun = self._progress.steps, seed
         try:
-            self._obs, _ = self._recorded.reset(seed=episode_seed(self._seed, self._progress.steps))
+            self._obs, _ = self._recorded.reset(seed=seed)
         except Exception as error:
-            self._fail(error)
+            self._fail(error, 0)
             return
         self._state = self._agent.begin(self._lanes)
         self._sums.break_off()
         self._hooks.episodes_begin(range(self._lanes))
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, step: int) -> None:
         """Keep an error for the end of the run; raise it at once where no update would be lost."""
+        said = where_raised(self._name, range(self._lanes), step, self._begun[1])
+        error.add_note(said[0].upper() + said[1:])
         if self._progress.updates == self._updates:
             raise error
         self._broken = error

@@ -76,6 +76,14 @@ def episode_seed(seed: int, steps: int) -> int:
     return int(np.random.SeedSequence([seed, steps]).generate_state(1)[0] >> 2)  # seed + lane must fit an int32
 
 
+def where_raised(name: str, lanes: range, step: int, seed: int) -> str:
+    """Return which environments raised an error, and when: in their ``step``-th step after a reset with ``seed``, or
+    in that reset (0)."""
+    which = f"environment {lanes[0]}" if len(lanes) == 1 else f"environments {lanes[0]} to {lanes[-1]}"
+    when = f"in step {step:,} after a reset with seed {seed}" if step else f"in a reset with seed {seed}"
+    return f"raised by {name}, {which} of the run, {when}"
+
+
 class Progress:
     """Steps, updates and time of a run.
 

@@ -272,19 +272,17 @@ class RunParts:
 
     def _experience(self, store: sw.Store | sw.Cluster, view: Any, state: TrainingState) -> Experience:
         recipe, agent, progress = self.recipe, self.agent, state.progress
+        hooks = ActorHooks(self.actor_callbacks)
         if recipe.offline:
             after = getattr(recipe.agent, "online_after", None)
             if after is None:
                 return NoExperience()
             assert isinstance(store, sw.Store)
-            playing = LocalExperience(
-                self.env, agent, store, recipe.training.seed, progress, ActorHooks(self.actor_callbacks)
-            )
+            playing = LocalExperience(self.env, agent, store, recipe.training.seed, progress, hooks, recipe.env.name)
             return LaterExperience(after, playing, progress, lambda: complete(agent.replay(), store))
         if recipe.actors.count:
             return ActorExperience(recipe, agent, store, view, progress, self.say, tuple(self.actor_callbacks))
-        hooks = ActorHooks(self.actor_callbacks)
-        return LocalExperience(self.env, agent, store, recipe.training.seed, progress, hooks)
+        return LocalExperience(self.env, agent, store, recipe.training.seed, progress, hooks, recipe.env.name)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
@@ -217,6 +219,50 @@ def test_what_an_actor_dies_of_is_told():
         limit = time.monotonic() + 240
         while time.monotonic() < limit:
             list(pool.receive(0.1))
+    assert not actors_of()
+
+
+class Breaks(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """CartPole that raises in its step 300."""
+
+    def __init__(self) -> None:
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == 300:
+            raise ZeroDivisionError("the pole broke")
+        return super().step(action)
+
+
+class Lasts(Breaks):
+    """The same, repaired."""
+
+    def step(self, action: Any) -> Any:
+        return self.env.step(action)
+
+
+@pytest.mark.slow
+def test_an_environment_that_raises_in_an_actor_is_named_and_leaves_a_run_to_resume(tmp_path):
+    """By environment, step, seed and traceback, as without actors; the run goes on with one that is repaired."""
+    settings: dict[str, Any] = {
+        "steps": 900, "num_envs": 2, "warmup_steps": 50, "evaluate_every": 0, "actors": 2, "actor_restarts": 0,
+        "segment_steps": 8, "progress": False,
+    }  # fmt: skip
+    with pytest.raises(ProcessDiedError) as raised:
+        sw.train(Breaks, "dqn", **settings, out=tmp_path / "run")
+    first, *trace = str(raised.value).splitlines()
+    assert re.fullmatch(
+        r"actor (\d) died of: RuntimeError: ZeroDivisionError: the pole broke; raised by CartPole-v1, environment \1 "
+        r"of the run, in step 300 after a reset with seed \d+; restarts so far: 0, as many as --actor-restarts allows",
+        first,
+    )
+    assert any("in step" in line and "test_pool.py" in line for line in trace)
+    assert "sharpwave train --resume" in trace[-1]
+    run = sw.TrainingRun.open(tmp_path / "run")
+    assert run.summary["reason"] == first and 50 < run.summary["steps"] == len(run.store)
+    assert run.resume(env=Lasts, trust=True, progress=False).summary["steps"] >= 900
     assert not actors_of()
 
 

@@ -29,6 +29,7 @@ from sharpwave.training import setup
 from sharpwave.training.actors.channels import Arrival, Counters, Failure, Outbox, SharedWeights, load
 from sharpwave.training.actors.inference import Asking, Inference, InferenceServer, Stopped
 from sharpwave.training.callbacks import Actor, ActorHooks, CallbackError, MakeActorCallback, Stepped
+from sharpwave.training.progress import where_raised
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeSums, game_result
 from sharpwave.training.setup import OwnParts
@@ -226,7 +227,7 @@ class _ActorLoop:
         limiter = ratio_limiter(self.recipe, self.replay)
         lanes = range(task.first_lane, task.first_lane + self.lanes)
         self._hooks.begin(Actor(task.actor, lanes, agent))
-        obs, _ = self.recorded.reset(seed=task.seed)
+        obs, _ = self._played(self.recorded.reset, seed=task.seed)
         self._hooks.episodes_begin(lanes)
         state = agent.begin(self.lanes, task.first_lane, self.recipe.env.num_envs)
         while self._may_go_on(limiter):
@@ -238,8 +239,8 @@ class _ActorLoop:
             acted = agent.act(obs, state, self.counters.steps)
             self._versions.append(self.version if self._asking is None else self._asking.version)
             self.counters.add_made(task.actor, self.lanes)
-            obs, reward, terminated, truncated, infos = self.recorded.step(acted.action, **acted.fields)
             self._steps += 1
+            obs, reward, terminated, truncated, infos = self._played(self.recorded.step, acted.action, **acted.fields)
             ended = terminated | truncated
             if self.errors is not None:
                 final_obs = final_observations(obs, infos["final_obs"], ended) if ended.any() else None
@@ -254,6 +255,15 @@ class _ActorLoop:
                 self.outbox.send(episode)
             if self._hooks.failure is not None:
                 raise self._hooks.failure
+
+    def _played(self, call: Callable[..., Any], *args: Any, **fields: Any) -> Any:
+        """Return what environments return.  Raises: RuntimeError: one raised, of its error."""
+        try:
+            return call(*args, **fields)
+        except Exception as error:
+            lanes = range(self.task.first_lane, self.task.first_lane + self.lanes)
+            where = where_raised(self.recipe.env.name, lanes, self._steps, self.task.seed)
+            raise RuntimeError(f"{type(error).__name__}: {error}; {where}") from error
 
     def _may_go_on(self, limiter: SamplesPerInsert) -> bool:
         """Wait until the learner has caught up; return False if it stops the actors."""
