@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,9 @@ KIND = "kind"
 
 KINDS = "kinds"
 """Metadata key of a field whose settings have one of several classes: a function, ``kind`` -> class."""
+
+PLAIN = frozenset({int, float, bool, str, type(None)})
+"""Types of values that tables and options have."""
 
 IN_MEMORY = "in memory"
 """Metadata key of a field that is no setting: an object of this process, which no table and no option has."""
@@ -68,14 +72,20 @@ def choices(field: dataclasses.Field[Any]) -> tuple[str, ...]:
 
 
 def check(settings: Any) -> None:
-    """Check every value against its field's choices and bounds; meant for ``__post_init__``.
+    """Check every value against its field's type, choices and bounds; meant for ``__post_init__``.
+
+    Numbers become those of the type, as ``checked`` has it.
 
     Raises:
         ValueError: naming the option, the value and the expected values.
         NotRegisteredError: the value is none of the choices, which other packages may extend.
     """
+    hints = _hints(settings)
     for field in dataclasses.fields(settings):
         if "help" in field.metadata:
+            if PLAIN.issuperset(_kinds(hints[field.name])):
+                value = checked(field.name, hints[field.name], getattr(settings, field.name))
+                object.__setattr__(settings, field.name, value)  # they are frozen
             expected = _unmet(field, getattr(settings, field.name))
             error = NotRegisteredError if callable(field.metadata["choices"]) else ValueError
             expect(settings, field.name, not expected, expected, error)
@@ -177,7 +187,7 @@ class Leaf:
 
 def leaves(settings: Any, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """Yield every single setting, in the order of declaration."""
-    hints = get_type_hints(type(settings))
+    hints = _hints(settings)
     for field in _settings(settings):
         value = getattr(settings, field.name)
         if dataclasses.is_dataclass(value):
@@ -281,7 +291,7 @@ def from_table(base: Settings, table: Any, path: str = "") -> Settings:
             f"unknown settings {', '.join(sorted(unknown))}{meant}, expected some of {known} (other versions may have "
             "others)"
         )
-    hints, values = get_type_hints(type(base)), {}
+    hints, values = _hints(base), {}
     for name, value in table.items():
         if name == KIND:
             continue
@@ -302,6 +312,8 @@ def checked(where: str, hint: Any, value: Any) -> Any:
     """Check the type of a setting's value. An integer becomes a float where one is expected, and a whole float, as
     1e6, an integer; numpy's numbers become Python's.  Raises: ValueError."""
     kinds = _kinds(hint)
+    if getattr(value, "shape", None) == ():
+        value = value.item()
     if is_whole(value):
         value = int(value)
     elif isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -310,8 +322,10 @@ def checked(where: str, hint: Any, value: Any) -> Any:
         return float(value)
     if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
         return int(value)
-    if value == "none" and type(None) in kinds:  # TOML has no null
-        return None
+    if isinstance(value, str):
+        value = str(value)
+        if value == "none" and type(None) in kinds:  # TOML has no null
+            return None
     if type(value) not in kinds:
         raise ValueError(f"setting {where}: got {_shown(value)}, expected {_kind_text(hint)}")
     return value
@@ -320,6 +334,13 @@ def checked(where: str, hint: Any, value: Any) -> Any:
 def is_whole(value: Any) -> bool:
     """Return whether a value is an integer, of numpy's or of Python's."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+_hints_of: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)
+
+
+def _hints(settings: Any) -> dict[str, Any]:
+    return _hints_of(type(settings))
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:

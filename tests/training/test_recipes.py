@@ -5,11 +5,13 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sharpwave.agents.dqn import DQN
+from sharpwave.agents.registry import kinds
 from sharpwave.configuration import Checked, again, leaves, setting
 from sharpwave.training import setup
 from sharpwave.training.recipes import load_recipe, recipe_names, tables
@@ -224,5 +226,54 @@ def test_a_setting_declared_again_has_another_default_and_is_else_the_same() -> 
 
     (first,), (second,) = fields(Given), fields(Other)
     assert (Given().lr, Other().lr) == (1e-3, 0.5) and first.metadata == second.metadata
-    with pytest.raises(ValueError, match="--learning-rate: got 0, expected"):
+    with pytest.raises(ValueError, match=r"--learning-rate: got 0\.0, expected"):
         Other(lr=0)
+
+
+AS_NUMPY = {int: np.uint64, float: np.float64, bool: np.bool_, str: np.str_}
+
+
+def settings_of(recipe):
+    """The settings of a recipe, nested ones included, outermost first."""
+    for field in dataclasses.fields(recipe):
+        value = getattr(recipe, field.name)
+        if dataclasses.is_dataclass(value):
+            yield value
+            yield from settings_of(value)
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_every_class_of_settings_takes_numpys_numbers_as_pythons(kind):
+    """Made in Python, settings have no command line that would read them."""
+    found = 0
+    for settings in settings_of(load_recipe(kind)):
+        plain = {
+            field.name: value
+            for field in dataclasses.fields(settings)
+            if type(value := getattr(settings, field.name)) in (int, float, bool, str)
+        }
+        given = {name: AS_NUMPY[type(value)](value) for name, value in plain.items()}
+        made = replace(settings, **given)
+        assert {name: (getattr(made, name), type(getattr(made, name))) for name in plain} == {
+            name: (value, type(value)) for name, value in plain.items()
+        }
+        found += len(plain)
+    assert found > 30
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"lr": "1e-3"}, "setting lr: got '1e-3', expected float"),
+        ({"lr": np.ones(2)}, "setting lr: got ndarray, expected float"),
+        ({"hidden_units": 64.5}, r"setting hidden_units: got 64\.5, expected int"),
+        ({"hidden_units": True}, "setting hidden_units: got True, expected int"),
+        ({"dueling": 1.5}, r"setting dueling: got 1\.5, expected bool"),
+        ({"network": b"mlp"}, "setting network: got bytes, expected str"),
+    ],
+)
+def test_settings_made_in_python_have_the_types_of_their_options(given, said):
+    with pytest.raises(ValueError, match=said):
+        DQN.Settings(**given)
+    converted: dict[str, Any] = {"lr": np.float32(0.5), "hidden_units": 64.0}
+    assert DQN.Settings(**converted) == DQN.Settings(lr=0.5, hidden_units=64)

@@ -289,7 +289,7 @@ class TrainingSettings(Checked):
 
 
 @dataclass(frozen=True)
-class EvaluationSettings:
+class EvaluationSettings(Checked):
     """Settings of held-out evaluations, by which a run may end."""
 
     stop_reward: float | None = setting(
