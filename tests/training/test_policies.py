@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -517,15 +518,78 @@ def test_a_file_of_another_size_than_its_header_says_is_not_read(tmp_path):
         sw.Policy.load(path)
 
 
+def truly_large(path, change, size=3_000_000_000):
+    """Make a sparse file of a policy of the size that its header says, which ``change`` changes before."""
+    policy_of(small_agent("dqn", FREE)).save(path)
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    tensors = json.loads(content[8 : 8 + length])
+    about = tensors.pop("__metadata__")
+    text, checksum = json.loads(about["about"])
+    figures = json.loads(text)
+    change(figures[POLICY], tensors, size)
+    header = json.dumps({"__metadata__": {"about": json.dumps([json.dumps(figures), checksum])}, **tensors}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(path, 8 + len(header) + max(one["data_offsets"][1] for one in tensors.values()))
+
+
+def more(about, tensors, size):
+    """Add a tensor that no network of the description has."""
+    end = max(one["data_offsets"][1] for one in tensors.values())
+    tensors["more"] = {"dtype": "U8", "shape": [size], "data_offsets": [end, end + size]}
+
+
+def longer(about, tensors, size):
+    """Give a tensor of the right shape bytes for another one."""
+    name, begin = max(((name, one["data_offsets"][0]) for name, one in tensors.items()), key=lambda one: one[1])
+    tensors[name]["data_offsets"] = [begin, begin + size]
+
+
+def large(about, tensors, size):
+    """Describe an agent of a large network, and the tensors that it has."""
+    about["agent"]["hidden_units"] = units = 18_000
+    about["agent"]["network"] = "mlp"
+    end = 0
+    for one in tensors.values():
+        one["shape"] = [units if side == SMALL["hidden_units"] else side for side in one["shape"]]
+        begin, end = end, end + 4 * int(np.prod(one["shape"]))
+        one["data_offsets"] = [begin, end]
+
+
+def unknown(about, tensors, size):
+    """Describe an agent that no program here has."""
+    about["agent"]["kind"] = "nobody"
+    more(about, tensors, size)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (more, r"weights more: got shape \(3000000000,\), expected none"),
+        (longer, r"weights policy.*: got 3,000,000,000 bytes, expected at most"),
+        (unknown, "got kind 'nobody', expected one of"),
+    ],
+)
+def test_a_large_file_is_checked_against_its_description_before_it_is_read(change, message, tmp_path, monkeypatch):
+    def load(content):
+        raise AssertionError("its tensors were read")
+
+    monkeypatch.setattr("sharpwave.training.checkpoints.load", load)
+    monkeypatch.setattr("sharpwave.training.checkpoints.bytearray", load, raising=False)
+    truly_large(tmp_path / "it.sharpwave", change)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match=message):
+            sw.Policy.load(tmp_path / "it.sharpwave")
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are Linux's")
 def test_a_file_larger_than_the_memory_is_an_error_that_says_so(tmp_path):
-    """A sparse file, of the size that its header says."""
-    size = 3_000_000_000
-    header = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    path = tmp_path / "it.sharpwave"
-    path.write_bytes(len(header).to_bytes(8, "little") + header)
-    os.truncate(path, 8 + len(header) + size)
+    truly_large(tmp_path / "it.sharpwave", large)
     code = (
         "import resource, sharpwave as sw, torch; sw.Policy; used = int(open('/proc/self/statm').read().split()[0])\n"
         "limit = used * resource.getpagesize() + (1 << 30)\n"

@@ -26,7 +26,7 @@ import sharpwave as sw
 from sharpwave.agents.demonstrations import DEMONSTRATIONS, DemonstratedReplay
 from sharpwave.agents.protocol import Agent
 from sharpwave.disk.region_files import FULL
-from sharpwave.errors import NewerVersionError
+from sharpwave.errors import NewerVersionError, NotRegisteredError
 from sharpwave.training import folder as files
 from sharpwave.training.atomic_files import make_folder, open_regular, read_regular, sync_folder, write_bytes, write_new
 from sharpwave.training.callbacks import Callback, Training
@@ -43,6 +43,8 @@ KEEP = 2
 """Newest checkpoints of a run that stay."""
 MAX_STATE_BYTES, MAX_TENSOR_BYTES = 64 << 20, 16 << 30
 """Size limits of state.json and of a file of tensors."""
+MAX_UNCHECKED_BYTES = 64 << 20
+"""Size of a file of tensors that is read whole before its description is looked at: its checksum comes first."""
 MAX_STEPS = 1 << 62
 """Limit of the steps that a policy's file says."""
 MAX_HEADER_BYTES = 100_000_000
@@ -191,16 +193,20 @@ def keep_policy(
         say(f"{path.name} could not be written and is unchanged: {error}")
 
 
-def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_policy(
+    path: Path, check: Callable[[dict[str, Any]], None] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Load the weights and figures that ``save_policy`` wrote.
 
+    Args:
+        check: called with the header of a file of more than ``MAX_UNCHECKED_BYTES`` before its tensors are read.
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: the file is damaged.
         NewerVersionError: a later release wrote the file.
     """
     try:
-        content, header = _read_tensors(path)
+        content, header = _read_tensors(path, check)
         bytearray(len(content))  # raises MemoryError; safetensors copies that much, and panics instead
         tensors = load(content)
         text, written = json.loads(header["__metadata__"]["about"])
@@ -216,7 +222,7 @@ def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 f"steps: got {str(steps)[:40]}, expected a whole number of at least 0, below {MAX_STEPS:,}"
             )
         return tensors, figures
-    except NewerVersionError:
+    except (NewerVersionError, NotRegisteredError):
         raise
     except MemoryError as error:
         raise ValueError(f"policy {str(path)!r} is larger than the memory that is left") from error
@@ -224,9 +230,11 @@ def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"policy {str(path)!r} is damaged: {error}") from error
 
 
-def _read_tensors(path: Path) -> tuple[bytes, dict[str, Any]]:
+def _read_tensors(path: Path, check: Callable[[dict[str, Any]], None] | None = None) -> tuple[bytes, dict[str, Any]]:
     """Read a file of tensors and its header, which says the file's size: a file of another size is not read.
 
+    Args:
+        check: as for ``load_policy``.
     Raises:
         OSError: the file does not exist, or is not a regular file.
         ValueError: the file has another size, or more than ``MAX_TENSOR_BYTES``.
@@ -241,6 +249,8 @@ def _read_tensors(path: Path) -> tuple[bytes, dict[str, Any]]:
         expected = 8 + length + max(ends, default=0)
         if size != expected or size > MAX_TENSOR_BYTES:
             raise ValueError(f"{size:,} bytes, expected {expected:,} by its header, and at most {MAX_TENSOR_BYTES:,}")
+        if check is not None and size > MAX_UNCHECKED_BYTES:
+            check(header)
         file.seek(0)
         return file.read(size + 1), header
 

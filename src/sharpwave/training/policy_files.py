@@ -41,6 +41,8 @@ LEFT = re.compile(r"\.(policy\.safetensors|README\.md|policy\.json)\.[0-9a-f]{8}
 MAX_DESCRIPTION_BYTES = 16 << 20
 MAX_PARAMETERS, MAX_TENSORS = 1 << 30, 1 << 16
 """Size limits of an agent that a file describes, in numbers and in tensors of them."""
+MAX_NUMBER_BYTES = 8
+"""Size of the largest numbers that tensors are of."""
 
 
 def describe(recipe: Recipe, env: setup.Env) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def description(
 def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Load a file that ``save`` wrote.  Raises: ValueError, NewerVersionError."""
     try:
-        weights, figures = load_policy(path)
+        weights, figures = load_policy(path, _check_header)
     except FileNotFoundError as error:
         raise ValueError(
             f"policy {str(path)!r} does not exist; give a run's folder, as 'sharpwave train' prints it, or what "
@@ -137,34 +139,67 @@ def agent_of(about: Mapping[str, Any], device: str, seed: int, weights: Mapping[
     Raises:
         NotRegisteredError, KeyError, TypeError, ValueError: the description is none, or the weights are not its own.
     """
-    table, env = about["agent"], about["env"]
-    kind = registry.agent_class(table[KIND])
-    settings = from_table(kind.Settings(), table)
-    space = setup.seen_space(space_of(about["observation"]), about["stacks"])
-    spaces = Spaces(space, space_of(about["action"]), "the environment" if env is None else str(env["name"]))
+    kind, spaces, settings = _described(about)
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        if issubclass(kind, NetworkAgent):
-            _check_size(kind, spaces, settings, weights)
+        own = _sized(kind, spaces, settings)
+        if own is not None and weights is not None:
+            _check_shapes(own, {name: tuple(one.shape) for name, one in weights.items()})
+            for name, one in own.items():
+                given = weights[name]
+                if given.dtype != one.dtype and not (given.is_floating_point() and one.is_floating_point()):
+                    raise ValueError(f"weights {name}: got {given.dtype}, expected {one.dtype}")
         agent = kind(spaces, settings, device, seed)
     if weights is not None:
         agent.load_policy(weights)
     return agent
 
 
-def _check_size(kind: type[NetworkAgent], spaces: Spaces, settings: Any, weights: Mapping[str, Tensor] | None) -> None:
-    """Check an agent's size, and that weights are its own, before memory is taken for it.  Raises: ValueError."""
-    try:
-        with torch.device("meta"), _counted():  # tensors without memory
-            found = tensors_of(kind(spaces, settings, "meta", 0).acting_modules(True))
-    except NotImplementedError:  # of a program's own network, for images
+def _described(about: Mapping[str, Any]) -> tuple[type[Agent], Spaces, Any]:
+    """Return the class, spaces and settings of the agent of a description.  Raises: as ``agent_of``."""
+    table, env = about["agent"], about["env"]
+    kind = registry.agent_class(table[KIND])
+    settings = from_table(kind.Settings(), table)
+    space = setup.seen_space(space_of(about["observation"]), about["stacks"])
+    name = "the environment" if env is None else str(env["name"])
+    return kind, Spaces(space, space_of(about["action"]), name), settings
+
+
+def _check_header(header: Mapping[str, Any]) -> None:
+    """Check tensors in the header of a file against its description, before they are read.  Raises: as ``agent_of``."""
+    text, _ = json.loads(header["__metadata__"]["about"])
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        own = _sized(*_described(json.loads(text)[POLICY]))
+    if own is None:
         return
-    for name in sorted({*found, *weights}) if weights is not None else ():
-        given, own = weights.get(name), found.get(name)  # type: ignore[union-attr]
-        if given is None or own is None or given.shape != own.shape:
-            said, expected = ("none" if one is None else f"shape {tuple(one.shape)}" for one in (given, own))
-            raise ValueError(f"weights {name}: got {said}, expected {expected}, by its settings")
-        if given.dtype != own.dtype and not (given.is_floating_point() and own.is_floating_point()):
-            raise ValueError(f"weights {name}: got {given.dtype}, expected {own.dtype}")
+    given = {name: one for name, one in header.items() if name != "__metadata__"}
+    _check_shapes(own, {name: tuple(one["shape"]) for name, one in given.items()})
+    for name, one in given.items():
+        begin, end = one["data_offsets"]
+        if end - begin > (most := own[name].numel() * MAX_NUMBER_BYTES):
+            raise ValueError(f"weights {name}: got {end - begin:,} bytes, expected at most {most:,}")
+
+
+def _check_shapes(own: Mapping[str, Tensor], given: Mapping[str, tuple[int, ...]]) -> None:
+    """Check that ``given`` has the names and shapes of an agent's ``own`` tensors.  Raises: ValueError."""
+    for name in sorted({*own, *given}):
+        expected = tuple(own[name].shape) if name in own else None
+        if given.get(name) != expected:
+            said = ("none" if shape is None else f"shape {shape}" for shape in (given.get(name), expected))
+            raise ValueError(f"weights {name}: got {next(said)}, expected {next(said)}, by its settings")
+
+
+def _sized(kind: type[Agent], spaces: Spaces, settings: Any) -> dict[str, Tensor] | None:
+    """Return the tensors of an agent's policy, without memory for them; None: they get known when it is made.
+
+    Raises: ValueError: it is too large.
+    """
+    if not issubclass(kind, NetworkAgent):
+        return None
+    try:
+        with torch.device("meta"), _counted():
+            return tensors_of(kind(spaces, settings, "meta", 0).acting_modules(True))
+    except NotImplementedError:  # of a program's own network, for images
+        return None
 
 
 @contextlib.contextmanager
