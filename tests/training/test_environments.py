@@ -4,6 +4,7 @@ import io
 from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,8 @@ from rich.console import Console
 
 import sharpwave as sw
 from sharpwave.envs import make_env, step_spec
+from sharpwave.envs.given import Given
+from sharpwave.envs.gym import register_for
 from sharpwave.training import setup
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.recipes import load_recipe
@@ -65,17 +68,25 @@ def test_it_trains_and_its_policy_plays(env, changes):
     trained.close()
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_an_episode_of_minatar_depends_on_its_seed_only(given):
+MINATAR = "MinAtar/Breakout-v1"
+make_games: Any = partial(gymnasium.make_vec, MINATAR, num_envs=1, vectorization_mode="sync")
+
+
+@pytest.mark.parametrize(
+    "door",
+    [
+        lambda: make_env(MINATAR, num_envs=1),
+        lambda: Given(partial(gymnasium.make, MINATAR)).make(1, 1, 1, True),
+        lambda: Given(make_games()).make(1, None, 1, True),
+        lambda: Given(make_games()).make(1, 1, 1, True),  # another one, to evaluate in
+        lambda: Given(make_games).make(1, None, 1, True),
+    ],
+    ids=["id", "function", "vector", "like a vector", "function of vectors"],
+)
+def test_an_episode_of_minatar_depends_on_its_seed_only(door):
     """Its sticky action repeated, as an episode's first, the last one of the episode before: in one of ten here."""
-    import gymnasium
-
-    from sharpwave.envs.given import Given
-    from sharpwave.envs.gym import register_for
-
-    register_for("MinAtar/Breakout-v1")
-    name = "MinAtar/Breakout-v1"
-    made = Given(partial(gymnasium.make, name)).make(1, 1, 1, True) if given else make_env(name, num_envs=1)
+    register_for(MINATAR)
+    made = door()
 
     def first_step(action_before, seed):
         made.reset(seed=1)
@@ -85,6 +96,17 @@ def test_an_episode_of_minatar_depends_on_its_seed_only(given):
 
     assert [first_step(0, seed) for seed in range(60)] == [first_step(2, seed) for seed in range(60)]
     made.close()
+
+
+def test_games_of_minatar_out_of_reach_are_told_of():
+    register_for(MINATAR)
+    vector = gymnasium.wrappers.vector.RecordEpisodeStatistics(make_games())
+    with pytest.warns(UserWarning, match="may repeat the last action of the episode before .*; give the id"):
+        Given(vector).make(1, None, 1, True)
+    games = make_games()
+    Given(games).make(1, None, 1, True)
+    assert "WholeResets" not in str(games.envs[0])  # the program's own vector is as it was
+    vector.close()
 
 
 @pytest.mark.nightly

@@ -15,6 +15,7 @@ import threading
 import time
 import types
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -596,7 +597,7 @@ def test_an_interrupted_kernel_keeps_the_run_and_takes_further_cells(tmp_path: P
     try:
         runs = []
         for number in (1, 2):
-            said = interrupted("import sharpwave as sw\n" + LONG + TOLD, lambda n=number: learning(n))
+            said = interrupted("import sharpwave as sw\n" + LONG + TOLD, partial(learning, number))
             reason, steps, folder = ast.literal_eval(said)
             assert reason == "interrupted by SIGINT" and 1_000 <= steps < 200_000
             assert [int(one.name) for one in (tmp_path / folder / "checkpoints").iterdir()] == [steps]

@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from sharpwave.environment_kinds import kind_of
 from sharpwave.envs.action_masks import with_action_mask
-from sharpwave.envs.gym import flat_observations, with_whole_resets
+from sharpwave.envs.gym import flat_observations, with_whole_episodes, with_whole_resets
 from sharpwave.nesting import map_leaves
 from sharpwave.teams import ACTION_MASK
 
@@ -149,7 +149,8 @@ class Given:
                 raise ValueError(f"env: {self.name} {NOT_ANEW}")
             made = [self._anew[number % len(self._anew)]() for number in range(lanes or 1)]
             if is_vector(self.object):
-                return SyncVectorEnv([partial(_self, one) for one in made], autoreset_mode=AutoresetMode.SAME_STEP)
+                whole: list[Any] = [partial(with_whole_resets, one) for one in made]
+                return SyncVectorEnv(whole, autoreset_mode=AutoresetMode.SAME_STEP)
         else:
             first, self._first = self._first or self._made(lanes or usual), None
             count = 1 if is_vector(first) else lanes or usual
@@ -165,7 +166,7 @@ class Given:
                     f"--stack: got {stack} for a vector, expected 1; wrap its environments by "
                     "gymnasium.wrappers.FrameStackObservation(padding_type='reset')"
                 )
-            return GivenVector(made[0], kept=made[0] is self.object)
+            return GivenVector(with_whole_episodes(made[0]), kept=made[0] is self.object)
         return _together(made, stack, action_masks)
 
     def _takes_lanes(self) -> bool:
@@ -183,10 +184,6 @@ class Given:
                 "argument, or num_envs"
             )
         return made
-
-
-def _self(made: Any) -> Any:
-    return made
 
 
 def _together(made: list[Any], stack: int, action_masks: bool) -> VectorEnv[Any, Any, Any]:

@@ -14,7 +14,7 @@ import ale_py
 import gymnasium
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sharpwave.envs.action_masks import masks_in_infos, with_action_mask
 from sharpwave.envs.small_tasks import register_tasks
@@ -162,6 +162,26 @@ class _WholeResets(gymnasium.Wrapper[Any, Any, Any, Any]):
 def with_whole_resets(env: gymnasium.Env[Any, Any]) -> Any:
     """Wrap a MinAtar game so that its episodes depend on their seeds only; return others as they are."""
     return _WholeResets(env) if type(env.unwrapped).__module__ == "minatar.gym" else env
+
+
+def with_whole_episodes(vector: Any) -> Any:
+    """Return a vector of a program like ``with_whole_resets`` of its environments, which stay the vector's own.
+
+    Where they are out of reach, as in other processes, MinAtar games are returned as they are, with a warning.
+    """
+    if type(vector) is SyncVectorEnv and any(type(one.unwrapped).__module__ == "minatar.gym" for one in vector.envs):
+        whole: Any = [partial(with_whole_resets, one) for one in vector.envs]
+        return SyncVectorEnv(whole, autoreset_mode=vector.metadata["autoreset_mode"])
+    name = str(getattr(getattr(vector, "spec", None), "id", ""))
+    if name.startswith("MinAtar/"):
+        warnings.warn(
+            f"env {name!r}: a MinAtar game may repeat the last action of the episode before in a new one's first step, "
+            f"so that an episode depends on more than its seed; give the id {name!r}, a function that makes one game, "
+            "or a plain SyncVectorEnv, where that is repaired",
+            UserWarning,
+            stacklevel=2,
+        )
+    return vector
 
 
 def flat_observations(env: gymnasium.Env[Any, Any]) -> Any:
