@@ -24,7 +24,7 @@ import sharpwave as sw
 HORIZON, BATCH_SIZE, RHO, GAMMA = 3, 64, 0.5, 0.975  # the paper: batches of 256, gamma 1 - 5 / episode length
 LATENT, HIDDEN, CRITICS, BINS, LARGEST, SIMPLEX = 64, 96, 5, 101, 10.0, 8
 CONSISTENCY, REWARD, VALUE, ENTROPY, TAU, LR = 20.0, 0.1, 0.1, 1e-4, 0.01, 3e-4
-SAMPLES, OF_POLICY, ELITES, ITERATIONS, TEMPERATURE, STD = 64, 8, 8, 4, 0.5, (0.05, 2.0)  # of the planner
+SAMPLES, ELITES, ITERATIONS, TEMPERATURE, STD = 64, 8, 4, 0.5, (0.05, 2.0)  # of the planner
 RECENT = 10
 
 
@@ -91,10 +91,9 @@ class Simplices(nn.Module):
 
 
 def mlp(inputs: int, outputs: int, *last: nn.Module) -> nn.Sequential:
-    first = (nn.Linear(inputs, HIDDEN), nn.LayerNorm(HIDDEN), nn.Mish())
-    return nn.Sequential(
-        *first, nn.Linear(HIDDEN, HIDDEN), nn.LayerNorm(HIDDEN), nn.Mish(), nn.Linear(HIDDEN, outputs), *last
-    )
+    sizes = ((inputs, HIDDEN), (HIDDEN, HIDDEN))
+    hidden = [layer for a, b in sizes for layer in (nn.Linear(a, b), nn.LayerNorm(b), nn.Mish())]
+    return nn.Sequential(*hidden, nn.Linear(HIDDEN, outputs), *last)
 
 
 class Model(nn.Module):
@@ -185,14 +184,10 @@ class Learner:
 @torch.no_grad()
 def plan(model: Model, obs: Tensor, mean: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     """Return an action for obs [n], and the means of planned ones [H, m], which the next plan begins with (MPPI)."""
-    z, actions = model.encoder(obs).expand(SAMPLES, -1), torch.empty(HORIZON, SAMPLES, mean.shape[1])
-    mean, std, ahead = torch.cat([mean[1:], 0 * mean[:1]]), torch.full_like(mean, STD[1]), z[:OF_POLICY]
-    for t in range(HORIZON):
-        actions[t, :OF_POLICY] = model.act(ahead)[0]
-        ahead = model.dynamics(torch.cat([ahead, actions[t, :OF_POLICY]], -1))
+    z, mean = model.encoder(obs).expand(SAMPLES, -1), torch.cat([mean[1:], 0 * mean[:1]])
+    std = torch.full_like(mean, STD[1])
     for _ in range(ITERATIONS):
-        drawn = torch.randn(HORIZON, SAMPLES - OF_POLICY, mean.shape[1])
-        actions[:, OF_POLICY:] = (mean[:, None] + std[:, None] * drawn).clamp(-1, 1)
+        actions = (mean[:, None] + std[:, None] * torch.randn(HORIZON, SAMPLES, mean.shape[1])).clamp(-1, 1)
         score, ahead = torch.zeros(SAMPLES), z
         for t in range(HORIZON):
             made = torch.cat([ahead, actions[t]], -1)
@@ -210,9 +205,8 @@ def play(env: Any, model: Model | None, seed: int, noise: float = 1.0) -> dict[s
     obs, _ = env.reset(seed=seed)
     seen, rows, ends, mean = [obs], [], (False, False), torch.zeros(HORIZON, *env.action_space.shape)
     while not any(ends):
-        if model is None:
-            action = torch.rand(mean.shape[1]) * 2 - 1
-        else:
+        action = torch.rand(mean.shape[1]) * 2 - 1
+        if model is not None:
             action, mean = plan(model, torch.from_numpy(obs), mean, noise)
         obs, reward, *ends, _ = env.step(action.numpy() * env.action_space.high)
         seen.append(obs)

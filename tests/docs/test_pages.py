@@ -12,7 +12,7 @@ import pytest
 import sharpwave
 from tests.docs.pages import PAGES, ROOT, name
 
-LINKING = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
+LINKING = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md", *(ROOT / "examples").rglob("README.md")]
 MAX_README_WORDS = 900
 
 

@@ -6,10 +6,11 @@ termination by which it was reached; row 0 has none. A slice is H + 1 rows, whos
 
 from __future__ import annotations
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
-from tdmpc2_replay import BATCH_SIZE, GAMMA, HORIZON, RECENT, RHO, Buffer, Model, Slices, losses
+from tdmpc2_replay import BATCH_SIZE, GAMMA, HORIZON, RECENT, RHO, Buffer, Learner, Model, Slices, losses, play
 
 import sharpwave as sw
 
@@ -170,3 +171,14 @@ def test_recent_episodes_are_drawn_more_often():
         np.add.at(counts, [number[tuple(row)] for row in buffer.sample(500).obs[:, 0].tolist()], 1)
     of_episode = counts.reshape(len(episodes), -1).sum(axis=1) / counts.sum()
     np.testing.assert_allclose(of_episode, [1 / 45] * 5 + [4 / 45] * RECENT, rtol=0.25)
+
+
+def test_losses_fall_over_updates():
+    torch.manual_seed(0)
+    buffer, learner, env = Buffer(SPEC, 10_000), Learner(Model(3, 1)), gymnasium.make("Pendulum-v1")
+    for seed in range(3):
+        buffer.add(**play(env, None, seed))
+    found = [learner.update(buffer.sample(BATCH_SIZE)) for _ in range(80)]
+    first, last = found[0], {name: np.mean([one[name] for one in found[-10:]]) for name in found[0]}
+    assert last["consistency"] < 0.3 * first["consistency"]
+    assert last["reward"] < 0.8 * first["reward"] and last["value"] < 0.8 * first["value"]
