@@ -116,7 +116,7 @@ def test_a_checkpoint_that_another_replaces_meanwhile_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files were those of the one, and the segments it should have those of the other."""
-    saved, real = tmp_path / "saved", scan._checkpoint_ids
+    saved, real = tmp_path / "saved", scan._checkpoint
     with sw.Store(SPEC, capacity=1000, segment_steps=8) as store:
         writer = Writer(store)
         due: list[int] = []
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_another_replaces_meanwhile_is_not_damaged(
                 store.checkpoint(saved)
             return real(*given)
 
-        monkeypatch.setattr(scan, "_checkpoint_ids", replaced)
+        monkeypatch.setattr(scan, "_checkpoint", replaced)
         fill(writer, 100, 2)
         store.checkpoint(saved)
         following = Following(saved)

@@ -23,7 +23,7 @@ from sharpwave.arrays import Bools, Ints
 from sharpwave.disk.region_scan import Scan, SegmentReader, refused, scan_region
 from sharpwave.disk.state_files import file_name, read_named
 from sharpwave.disk.store_folder import COLUMNS, FOLDER, MANIFEST, read_manifest
-from sharpwave.errors import DamagedError
+from sharpwave.errors import NO_STATE, DamagedError
 from sharpwave.format import marked_rows
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
@@ -468,9 +468,8 @@ def chains(folder: Path, described: Described, scan: FolderScan, damages: list[D
     files = scan.files
     found = {one.record: one for file in files.values() for one, _ in file.segments}
     part, stride = described.part, described.segment_steps
-    ids = None if part == folder else _checkpoint_ids(part / STATE, damages)
+    ids, deleted = (None, scan.deletions.ids) if part == folder else _checkpoint(described, damages)
     damages += scan.deletions.damages
-    deleted = scan.deletions.ids if part == folder else _deleted(folder, described, damages)
     if ids is not None:
         for id_ in sorted(ids - {record.id for record in found if record.kind != TAIL}):
             what = f"segment {id_}: held by the checkpoint, but missing from its files"
@@ -489,15 +488,21 @@ def chains(folder: Path, described: Described, scan: FolderScan, damages: list[D
     return result, len(found) - sum(len(chain.segments) + len(chain.overlaps) for chain in result.values())
 
 
-def _checkpoint_ids(path: Path, damages: list[Damage]) -> set[int] | None:
-    """Return ids of the segments that a checkpoint holds; others in its files are evicted. ``None``: unreadable."""
+def _checkpoint(described: Described, damages: list[Damage]) -> tuple[set[int] | None, Ints]:
+    """Return ids of the segments that a checkpoint holds, as others in its files are evicted, and of its deleted steps,
+    rising. ``None``: unreadable."""
+    path, ids, deleted = described.part / STATE, None, np.zeros(0, np.int64)
+    log: Any = None
     try:
-        return set(checked_array(read_state(path).get("log"), "ids", np.int64).tolist())
+        log = read_state(path).get("log")
+        ids = set(checked_array(log, "ids", np.int64).tolist())
     except (OSError, ValueError) as error:
         whole = isinstance(error, (OSError, DamagedError))
         what = str(error) if whole else f"not a checkpoint's state ({error})"
         damages.append(Damage(path, 0, size_of(path), what.removeprefix(f"{path}: ")))
-        return None
+    with contextlib.suppress(*NO_STATE):
+        deleted = _deleted_ids(log["deleted"], described)
+    return ids, deleted
 
 
 def _deletions_of(folder: Path, described: Described) -> Path:
@@ -505,26 +510,23 @@ def _deletions_of(folder: Path, described: Described) -> Path:
 
 
 def _deleted(folder: Path, described: Described, damages: list[Damage]) -> Ints:
-    """Return the ids of deleted steps, rising; none where the state with them is damaged."""
-    path = described.part / STATE
+    """Return the ids of deleted steps of a store in use, rising; none where the file with them is damaged."""
+    path = _deletions_of(folder, described)
     try:
-        if described.part == folder:
-            path = _deletions_of(folder, described)
-            state = read_named(path)
-        else:
-            state = read_state(path).get("log", {}).get("deleted")
-        if state is None:
-            return np.zeros(0, np.int64)
-        leaves, generations = marked_rows.unpacked(marked_rows.DELETED, state, described.segment_steps)
-        return np.sort(generations << LEAF_BITS | leaves)
+        return _deleted_ids(read_named(path), described)
     except FileNotFoundError:
-        if described.deletions and described.part == folder:
+        if described.deletions:
             damages.append(Damage(path, 0, 0, "is missing: steps that were deleted are there again"))
-    except (OSError, DamagedError, KeyError, TypeError, ValueError, AttributeError) as error:
-        if described.part == folder:  # a checkpoint's state was read before
-            what = f"deleted steps: {error}".replace(f"{path}: ", "")
-            damages.append(Damage(path, 0, size_of(path), what))
+    except (OSError, *NO_STATE) as error:
+        what = f"deleted steps: {error}".replace(f"{path}: ", "")
+        damages.append(Damage(path, 0, size_of(path), what))
     return np.zeros(0, np.int64)
+
+
+def _deleted_ids(state: Any, described: Described) -> Ints:
+    """Return the ids of deleted steps in a state, rising.  Raises: NO_STATE."""
+    leaves, generations = marked_rows.unpacked(marked_rows.DELETED, state, described.segment_steps)
+    return np.sort(generations << LEAF_BITS | leaves)
 
 
 def _marked(one: Segment, deleted: Ints) -> Bools:
