@@ -120,7 +120,7 @@ def test_an_agent_that_is_there_without_a_legal_action_is_named():
 
     env = TeamEnv(Stuck())
     obs, _ = env.reset()
-    with pytest.raises(ValueError, match="agent 'bee' is present, but the environment's mask allows it no action"):
+    with pytest.raises(ValueError, match="agent 'bee' is present, but its mask allows no action"):
         env.step(random_actions(obs["action_mask"], np.random.default_rng(0)))
 
 

@@ -350,7 +350,7 @@ def test_a_vector_made_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_vector_that_resets_all_lanes_together_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot reset one of them alone"):
+    with pytest.raises(ValueError, match="cannot reset single environments"):
         sw.train(Vector(2, masks=False), **SHORT, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -395,10 +395,10 @@ def test_actors_make_environments_by_a_function(tmp_path: Path) -> None:
         ({"env": "CartPole-v1", "recipe": "cartpol"}, "recipe: got 'cartpol', did you mean cartpole"),
         ({"env": "CartPole-v1", "lr": 3}, r"unknown settings lr \(did you mean learning_rate\?\)"),
         ({"env": "CartPole-v1", "batch_size": "many"}, "setting batch_size: got 'many', expected int"),
-        ({"env": Walk(), "actors": 1}, "Walk, which other processes cannot have; give a function"),
+        ({"env": Walk(), "actors": 1}, "other processes cannot use the environment object Walk; give a function"),
         ({"env": lambda: Walk(), "actors": 1}, "cannot be sent to actor processes"),
         ({"env": Walk(), "num_envs": 4}, "--num-envs: got 4, and Walk, which has 1"),
-        ({"env": Walk(), "evaluate_every": 100}, "evaluate_every: got 100, and Walk cannot be made anew"),
+        ({"env": Walk(), "evaluate_every": 100}, "evaluate_every: got 100, but Walk cannot be made again"),
         ({"env": Vector(2), "stack": 2}, "--stack: got 2 for a vector"),
     ],
 )

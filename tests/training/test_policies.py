@@ -151,7 +151,7 @@ def test_an_agent_with_a_memory_says_that_it_lacks_the_reward():
     obs = sampled(NUMBERS, 2)
     action, state = policy.predict(obs)
     assert action.shape == (2,)
-    with pytest.warns(UserWarning, match="r2d2 sees the reward of the step before, and got none"):
+    with pytest.warns(UserWarning, match="r2d2 takes the previous reward, and got none"):
         action, state = policy.predict(obs, state, np.array([True, False]))
     policy.predict(obs, state)  # once is enough
     one, memory = policy.predict(row(obs, 0))
@@ -165,11 +165,13 @@ def test_arguments_of_another_number_are_named_with_the_one_expected(kind):
         policy = policy_of(small_agent(kind, recurrent=True))
     obs = sampled(policy.observation_space, 4)
     _, state = policy.predict({name: part[:3] for name, part in obs.items()} if isinstance(obs, dict) else obs[:3])
-    with pytest.raises(ValueError, match=r"state: got that of 3 observations, expected .* for 4 observations"):
+    with pytest.raises(ValueError, match=r"state: got a state of 3 observations, expected .* for 4 observations"):
         policy.predict(obs, state)
     junk: Any
     for junk in (np.zeros((4, 8)), "junk", (None,), {}):
-        with pytest.raises(ValueError, match=rf"state: got {type(junk).__name__}, expected what the last call"):
+        with pytest.raises(
+            ValueError, match=rf"state: got {type(junk).__name__}, expected the state that the last call"
+        ):
             policy.predict(obs, junk)
     _, state = policy.predict(obs)
     for name, given, got in (
@@ -250,7 +252,7 @@ def test_a_run_whose_policies_do_not_say_their_spaces(cartpole, tmp_path):
         save_policy(old / name, weights, figures)
     obs = sampled(sw.Policy.load(cartpole).observation_space, 50)
     np.testing.assert_array_equal(sw.Policy.load(old).act(obs), sw.Policy.load(cartpole).act(obs))
-    with pytest.raises(ValueError, match="does not say which agent it is of"):
+    with pytest.raises(ValueError, match="names no agent"):
         sw.Policy.load(old / "best.safetensors")
 
 
@@ -413,7 +415,7 @@ def test_names_of_environments_are_text_in_the_model_card(name, heading):
 def test_a_folder_of_something_else_is_left_alone(tmp_path):
     policy = policy_of(small_agent("sac"))
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is a folder of something else"):
+    with pytest.raises(ValueError, match="holds other files"):
         policy.save(tmp_path)
     with pytest.raises(ValueError, match=r"ends in \.sharpwave"):
         policy.save(tmp_path / "it.zip")
@@ -448,7 +450,7 @@ def test_a_save_that_was_interrupted_is_made_up_for(tmp_path, monkeypatch):
         other = tmp_path / name.partition(".")[0]
         other.mkdir()
         (other / name).write_text("mine")
-        with pytest.raises(ValueError, match="is a folder of something else"):
+        with pytest.raises(ValueError, match="holds other files"):
             policy.save(other)
 
 
@@ -463,7 +465,7 @@ def test_names_of_files_and_folders(tmp_path, monkeypatch):
     for name in ("it.zip", "it.pt", "it.onnx"):
         with pytest.raises(ValueError, match=rf"got '{name}', expected a name that ends in"):
             policy.save(tmp_path / name)
-    with pytest.raises(ValueError, match="is a folder of something else"):
+    with pytest.raises(ValueError, match="holds other files"):
         policy.save("~")
 
 
@@ -694,7 +696,7 @@ def test_a_module_is_imported_only_by_trust(tmp_path):
         sw.evaluate(loaded, episodes=1)
     with pytest.raises(ValueError, match="no module 'planted_here'"):
         sw.evaluate(sw.Policy.load(path, trust=True), episodes=1)
-    with pytest.raises(ValueError, match="does not say in which environment"):
+    with pytest.raises(ValueError, match="names no environment"):
         sw.evaluate(policy, episodes=1)
 
 

@@ -93,7 +93,7 @@ def test_nothing_else_is_removed(kept: str, tmp_path: Path) -> None:
     (run / kept).write_text("mine")
     (run / "lock").touch()
     before = sorted(run.rglob("*"))
-    with pytest.raises(ValueError, match=f"no checkpoint to go on from.*{kept.split('/')[0]}.*give another"):
+    with pytest.raises(ValueError, match=f"no checkpoint to resume from.*{kept.split('/')[0]}.*give another"):
         clear_begun(run)
     assert sorted(run.rglob("*")) == before and (run / kept).read_text() == "mine"
 

@@ -31,15 +31,15 @@ def bench(
     context: typer.Context,
     env: Annotated[
         str | None,
-        typer.Option(help="take frames from random play of an Atari game or a Gymnasium id; default pong"),
+        typer.Option(help="Atari game or Gymnasium id whose random play gives the frames; default pong"),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="take your frames: a store's or run's folder, only read, or a .npy file [frames, ...]"),
+        typer.Option(help="your frames: a store's or run's folder, only read, or a .npy file [frames, ...]"),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="about how long to measure")] = 60,
+    seconds: Annotated[float, typer.Option(min=1, help="approximate duration")] = 60,
     recipe: Annotated[
-        str | None, typer.Option(help="recipe whose training is timed, or none; default the environment's")
+        str | None, typer.Option(help="recipe whose training is timed, or none; default the environment's recipe")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="write all figures to this .json file, and a .png beside it")] = None,
 ) -> None:
@@ -59,7 +59,7 @@ def bench(
 
     deadline = time.monotonic() + seconds
     if env is not None and data is not None:
-        raise ValueError("bench: --env and --data both say where frames come from; give one of them")
+        raise ValueError("bench: got --env and --data, two sources of frames; expected one of them")
     data = None if data is None else replay_of(data)
     if out is not None:
         check_out(out, ".json")
@@ -127,7 +127,7 @@ def ablation(
     check_out(out, ".jsonl")
     for name in env:
         if not known(name):
-            raise ValueError(f"--env: got {name!r}, expected a Gymnasium id as MinAtar/Breakout-v1")
+            raise ValueError(f"--env: got {name!r}, expected a Gymnasium id such as MinAtar/Breakout-v1")
     console = standard_output()
     lines = arms.ablate(env, range(first_seed, first_seed + seeds), steps, at_a_time, out, console.print)
     of = env[0] if len(env) == 1 else f"{len(env)} environments, normalized by the best arm's mean"

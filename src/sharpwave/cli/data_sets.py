@@ -28,25 +28,25 @@ def import_command(
         Path | None, typer.Argument(metavar="STORE", help="folder of a store, or a new one; none with --check")
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="read the data, and say what an import would do, without writing")
+        bool, typer.Option("--check", help="read the data and print the result of an import, without writing")
     ] = False,
     lane: Annotated[int | None, typer.Option(min=0, help="lane to append to \\[default: a new one]")] = None,
     capacity: Annotated[
-        str | None, typer.Option(help="limit of a new store in steps, as 1e6 \\[default: the data's]")
+        str | None, typer.Option(help="limit of a new store in steps, for example 1e6 \\[default: the data's]")
     ] = None,
-    ram: Annotated[str | None, typer.Option(help="limit of its memory, as 2GiB")] = None,
-    disk_limit: Annotated[str | None, typer.Option(help="limit of its files, as 50GiB")] = None,
+    ram: Annotated[str | None, typer.Option(help="limit of its memory, for example 2GiB")] = None,
+    disk_limit: Annotated[str | None, typer.Option(help="limit of its files, for example 50GiB")] = None,
     trust: Annotated[
         bool,
         typer.Option(
-            "--trust", help="lift the bounds on what files of strangers may take, and follow links in a folder"
+            "--trust", help="lift the bounds on memory and time of strangers' files, and follow links in a folder"
         ),
     ] = False,
     last: Annotated[
         LastStep,
         typer.Option(
-            help="what RLDS's last steps are: step (they have an action and a reward), final (only the final "
-            "observation), or auto, as the data say"
+            help="meaning of RLDS's last steps: step (with an action and a reward), final (only the final "
+            "observation), or auto, decided by the data"
         ),
     ] = "auto",
     skip_damaged: Annotated[
@@ -54,11 +54,11 @@ def import_command(
     ] = False,
     episodes: Annotated[
         str | None,
-        typer.Option(help="which to import, as 0:10,15, or a filter key of robomimic \\[default: all]"),
+        typer.Option(help="episodes to import, for example 0:10,15, or a filter key of robomimic \\[default: all]"),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
 ) -> None:
-    """Import a data set into a store on disk. An import that was broken off goes on where it stopped.
+    """Import a data set into a store on disk. Repeat an interrupted import to continue it.
 
     Examples:
 
@@ -82,11 +82,11 @@ def import_command(
     reading |= {"skip_damaged": skip_damaged, "episodes": episodes}
     if check:
         if store is not None or given or lane is not None:
-            raise ValueError("--check writes nothing; leave out STORE, --lane and limits of a store")
+            raise ValueError("--check writes nothing; leave out STORE, --lane and limits of the store")
         _tell(loading.check(source, **reading))
         return
     if store is None:
-        raise ValueError("STORE is missing: give the folder of a store, or a new one; or --check, to read only")
+        raise ValueError("STORE is missing: give the folder of a store, or a new folder; or give --check, to read only")
     imported, note = loading.load_noting(source, disk=store, lane=lane, **reading, **given)
     with imported:
         stats = imported.stats()
@@ -127,15 +127,17 @@ def _tell(note: dict[str, Any]) -> None:
 
 
 def export_command(
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="a store's folder, or a checkpoint's, or its file")],
+    store: Annotated[
+        Path, typer.Argument(metavar="STORE", help="a store's folder, a checkpoint's folder, or its .sharpwave file")
+    ],
     target: Annotated[
         str,
         typer.Argument(
-            metavar="TARGET", help="minari:NAME, npz:FILE, hdf5:FILE (the D4RL layout) or parquet:FILE; a new one"
+            metavar="TARGET", help="minari:NAME, npz:FILE, hdf5:FILE (the D4RL layout) or parquet:FILE; it must be new"
         ),
     ],
     order: Annotated[str, typer.Option(help="oldest, newest, return or length")] = "oldest",
-    lanes: Annotated[str | None, typer.Option(help="lanes to export, as 0,3 \\[default: all]")] = None,
+    lanes: Annotated[str | None, typer.Option(help="lanes to export, for example 0,3 \\[default: all]")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
 ) -> None:
     """Export a store's whole episodes as a data set.
@@ -149,7 +151,7 @@ def export_command(
     try:
         chosen = None if lanes is None else [int(one) for one in lanes.split(",")]
     except ValueError:
-        raise ValueError(f"--lanes: got {lanes!r}, expected numbers, as 0,3") from None
+        raise ValueError(f"--lanes: got {lanes!r}, expected numbers such as 0,3") from None
     with ExitStack() as stack:
         opened = _opened(store, stack)
         held = opened.episodes(lanes=chosen)

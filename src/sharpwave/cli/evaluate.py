@@ -15,12 +15,13 @@ CHECKPOINT = Annotated[
     str | None,
     typer.Option(
         metavar="best|last|STEPS",
-        help="best: by held-out evaluation; last: of the newest checkpoint; or the steps of a checkpoint; default "
-        "best, if there is one",
+        help="best: the best policy by held-out evaluation; last: the newest checkpoint's; or a checkpoint's steps; "
+        "default best, if there is one",
     ),
 ]
 TRUST = Annotated[
-    bool, typer.Option("--trust", help="let the run's config.json import the module that it names as MODULE:ENV")
+    bool,
+    typer.Option("--trust", help="import the module named by the run's config.json as MODULE:ENV, and run its code"),
 ]
 
 
@@ -29,8 +30,7 @@ def evaluate(
         list[Path],
         typer.Argument(
             metavar="RUN...",
-            help="a run's folder, as sharpwave train printed it, or a saved policy; several: a recipe from several "
-            "seeds",
+            help="a run's folder, printed by sharpwave train, or a saved policy; several: runs of several seeds",
         ),
     ],
     episodes: Annotated[int, typer.Option(min=1, help="whole episodes to play")] = EPISODES,
@@ -38,10 +38,10 @@ def evaluate(
     seed: Annotated[int, typer.Option(min=0, help="seed of the environments and the random actions")] = EVAL_SEED,
     device: DEVICE = "auto",
     checkpoint: CHECKPOINT = None,
-    video: Annotated[Path | None, typer.Option(help="also write a video, to a name ending in .mp4 or .gif")] = None,
+    video: Annotated[Path | None, typer.Option(help="also write a video, to a name that ends in .mp4 or .gif")] = None,
     trust: TRUST = False,
 ) -> None:
-    """Play episodes with a run's best weights, held fixed, and print every score.
+    """Play episodes with a run's best weights, held fixed, and print each score.
 
     Of several runs each one's mean is printed, and the spread of these means.
     """
@@ -81,9 +81,9 @@ def evaluate(
 
 
 def saliency(
-    run: Annotated[Path, typer.Argument(help="a run's folder, as sharpwave train printed it")],
-    out: Annotated[Path, typer.Option(help="the video's name, ending in .mp4 or .gif")],
-    frames: Annotated[int, typer.Option(min=1, help="frames at most; the video ends with the episode")] = 300,
+    run: Annotated[Path, typer.Argument(help="a run's folder, printed by sharpwave train")],
+    out: Annotated[Path, typer.Option(help="name of the video, which ends in .mp4 or .gif")],
+    frames: Annotated[int, typer.Option(min=1, help="largest number of frames; the video ends with the episode")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="seed of the environment")] = EVAL_SEED,
     device: DEVICE = "auto",
     checkpoint: CHECKPOINT = None,

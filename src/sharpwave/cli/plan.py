@@ -60,7 +60,7 @@ def parse_count(text: str) -> int:
     except ValueError:
         count = 0.0
     if not 1 <= count < 1e15:
-        raise ValueError(f"--capacity: got {text!r}, expected a number of steps, as 1e6, 1_000_000 or 1M")
+        raise ValueError(f"--capacity: got {text!r}, expected a number of steps such as 1e6, 1_000_000 or 1M")
     return int(count)
 
 
@@ -108,22 +108,24 @@ def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int) -> tu
 
 
 def plan(
-    obs: Annotated[str, typer.Option(help="shape of one frame or vector, as 84x84 or 17")] = "84x84",
-    stack: Annotated[int, typer.Option(min=1, help="frames that an observation carries")] = 4,
-    capacity: Annotated[str, typer.Option(help="steps that the memory holds, as 1e6 or 1M")] = "1e6",
-    dtype: Annotated[str, typer.Option(help="dtype of an observation, as uint8 or float32")] = "uint8",
-    env: Annotated[str | None, typer.Option(help="environment to measure the encoded size on, as pong")] = None,
+    obs: Annotated[str, typer.Option(help="shape of one frame or vector, for example 84x84 or 17")] = "84x84",
+    stack: Annotated[int, typer.Option(min=1, help="frames in an observation")] = 4,
+    capacity: Annotated[str, typer.Option(help="steps that the memory holds, for example 1e6 or 1M")] = "1e6",
+    dtype: Annotated[str, typer.Option(help="dtype of an observation, for example uint8 or float32")] = "uint8",
+    env: Annotated[
+        str | None, typer.Option(help="environment in which the encoded size is measured, for example pong")
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(
             metavar="SOURCE",
-            help="data set to measure instead: FILE.npz, hdf5:FILE, minari:NAME or what else `sharpwave import` reads",
+            help="data set to measure instead: FILE.npz, hdf5:FILE, minari:NAME or others of `sharpwave import`",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=100, help="steps to measure")] = 10_000,
     png: Annotated[Path | None, typer.Option(help="also draw the table to this PNG file")] = None,
 ) -> None:
-    """Show what a replay memory takes in RAM in each layout, or what your own data take.
+    """Print the memory of a replay memory in each layout, or of your own data.
 
     Examples:
 
@@ -142,7 +144,7 @@ def plan(
     try:
         item_bytes = np.dtype(dtype).itemsize
     except TypeError:
-        raise ValueError(f"--dtype: got {dtype!r}, expected a numpy dtype, as uint8 or float32") from None
+        raise ValueError(f"--dtype: got {dtype!r}, expected a numpy dtype such as uint8 or float32") from None
     rows = layouts(shape, item_bytes, stack, dtype)
     if env is not None:
         measured, codecs = measure(env, shape, stack, steps)

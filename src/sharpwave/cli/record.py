@@ -34,18 +34,18 @@ def record(
             help="a recipe, whose environment is played (lock), an Atari game (breakout), or a Gymnasium id",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="folder to write, which must be new or empty")],
+    out: Annotated[Path, typer.Option(help="new or empty folder for the recording")],
     policy: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="play by a run's best policy, in the run's environment")
+        Path | None, typer.Option(metavar="RUN", help="a run's best policy plays, in the run's environment")
     ] = None,
     script: Annotated[
         str | None,
         typer.Option(
             metavar="FILE.py:FUNCTION",
-            help="play by FUNCTION(rng), called at each episode's start, which returns a function obs -> action",
+            help="FUNCTION(rng), called at each episode's start, returns the player, a function obs -> action",
         ),
     ] = None,
-    keyboard: Annotated[bool, typer.Option("--keyboard", help="play yourself, in a window")] = False,
+    keyboard: Annotated[bool, typer.Option("--keyboard", help="you play, in a window")] = False,
     episodes: Annotated[int, typer.Option(min=1, help="episodes to record")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="seed of the environment, the script and random actions")] = 0,
     epsilon: Annotated[float, typer.Option(min=0.0, max=1.0, help="probability of a random action")] = 0.0,

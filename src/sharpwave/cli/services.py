@@ -20,33 +20,37 @@ from sharpwave.extras import install
 def serve(
     shards: Annotated[
         int | None,
-        typer.Option(help="Shards, each a process with a part of the store; 1. A cluster that is there has its own."),
+        typer.Option(help="Shards, each a process with a part of the store; default 1, or those of the folder."),
     ] = None,
     listen: Annotated[
-        str, typer.Option(help="Where clients connect: unix:PATH or HOST:PORT (shards take the ports behind it).")
+        str, typer.Option(help="Address for clients: unix:PATH, or HOST:PORT (shards take the following ports).")
     ] = "127.0.0.1:7070",
-    capacity: Annotated[float | None, typer.Option(help="Limit in steps of all shards together.")] = None,
-    ram: Annotated[str | None, typer.Option(help="Limit in bytes of memory of all shards together: 16GiB.")] = None,
-    disk: Annotated[
-        Path | None, typer.Option(help="Folder in which steps are kept; a cluster that is there is opened.")
-    ] = None,
-    disk_limit: Annotated[str | None, typer.Option(help="Limit in bytes of its files.")] = None,
+    capacity: Annotated[float | None, typer.Option(help="Limit of all shards together, in steps.")] = None,
+    ram: Annotated[str | None, typer.Option(help="Limit of memory of all shards together, for example 16GiB.")] = None,
+    disk: Annotated[Path | None, typer.Option(help="Folder for the steps; a cluster in it is opened.")] = None,
+    disk_limit: Annotated[str | None, typer.Option(help="Limit of the files in it, for example 50GiB.")] = None,
     replicas: Annotated[
         int | None,
-        typer.Option(help="1: each shard's steps are kept by the next one too; limits of bytes include them."),
+        typer.Option(help="1: the next shard keeps a replica of each shard's steps; limits of bytes include it."),
     ] = None,
-    segment_steps: Annotated[int | None, typer.Option(help="Steps in a segment of the shards.")] = None,
-    codec: Annotated[str | None, typer.Option(help="Codec of every field; auto, or that which is there.")] = None,
+    segment_steps: Annotated[
+        int | None, typer.Option(help="Steps in a segment; default 32, or that of the folder.")
+    ] = None,
+    codec: Annotated[
+        str | None, typer.Option(help="Codec of every field; default auto, or that of the folder.")
+    ] = None,
     on_full: Annotated[
         str | None,
-        typer.Option(help="What a shard does when its disk is full: raise, block, drop_oldest, drop_newest."),
+        typer.Option(help="Behavior of a shard when its disk is full: raise, block, drop_oldest, drop_newest."),
     ] = None,
-    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file: connections are encrypted.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate; encrypts connections.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file with the certificate's key.")] = None,
 ) -> None:
     """Serve a store to other processes, until Ctrl-C or SIGTERM.
 
-    Clients write sharpwave.Cluster(spec, address="HOST:PORT"); the first one says what a step is. Others use
+    Clients write sharpwave.Cluster(spec, address="HOST:PORT"); the first client defines the spec. Others use
     sharpwave.connect("HOST:PORT"), or `sharpwave train ... --connect HOST:PORT`.
 
     An address that other machines can reach needs a shared secret in the environment variable SHARPWAVE_SECRET, the
@@ -58,7 +62,7 @@ def serve(
     from sharpwave.serve.service import Service
 
     if capacity is None and (disk_limit if disk is not None else ram) is None and not _is_cluster(disk):
-        raise typer.BadParameter("give --capacity, or --ram, or --disk with --disk-limit: it would never be full")
+        raise typer.BadParameter("give --capacity, or --ram, or --disk with --disk-limit: the store needs a limit")
     console, ending = standard_output(), Ending()
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, ending.ask)
@@ -82,7 +86,7 @@ def serve(
                     f"--shards {shards} is for a new folder; Cluster.resize adds shards to this one.", highlight=False
                 )
             ending.wait()
-            console.print("Stopping: shards write what is left.", highlight=False)
+            console.print("Stopping: shards write pending steps.", highlight=False)
     except (ShardFailedError, ValueError, OSError) as error:
         named = re.sub(r"\btls_(certificate|key)=(?=[ ,])", r"--tls-\1", str(error))
         named = re.sub(r"\btls_(certificate|key)=", r"--tls-\1 ", named)
@@ -97,15 +101,17 @@ def _is_cluster(disk: Path | None) -> bool:
 
 
 def actors(
-    hub: Annotated[str, typer.Option(help="Where the learner listens: its --hub-listen, as this machine reaches it.")],
+    hub: Annotated[str, typer.Option(help="The learner's --hub-listen address, as this machine reaches it.")],
     count: Annotated[
-        int | None, typer.Option("--actors", min=1, help="Actors to run at most; default: one for each processor.")
+        int | None, typer.Option("--actors", min=1, help="Largest number of actors; default one for each processor.")
     ] = None,
     connect: Annotated[
-        str, typer.Option(help="Address of `sharpwave serve` as this machine reaches it; default: as the learner does.")
+        str, typer.Option(help="Address of `sharpwave serve` as this machine reaches it; default the learner's.")
     ] = "",
-    trust: Annotated[bool, typer.Option("--trust", help="Import the modules that the run names.")] = False,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for a learner that is not there.")] = 300.0,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import the modules that the run names, and run their code.")
+    ] = False,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for an unreachable learner.")] = 300.0,
 ) -> None:
     """Run actors of `sharpwave train ... --connect HOST:PORT --hub-listen HOST:PORT` on this machine.
 
@@ -142,29 +148,29 @@ def view(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="a run, the folder of a store or cluster, a checkpoint, or a folder of those; several: side by side",
+            help="a run, a store, a cluster, a checkpoint, or a folder of these; several are shown side by side",
         ),
     ],
     host: Annotated[
-        str, typer.Option(help="address to listen at; others than this machine's own ask for a token, in the URL")
+        str, typer.Option(help="address to listen at; one that other machines reach requires a token, in the URL")
     ] = "127.0.0.1",
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="port; default the first free one from 8765 on; 0: any")
     ] = None,
-    token: Annotated[bool, typer.Option("--token", help="ask for a token on this machine, too")] = False,
+    token: Annotated[bool, typer.Option("--token", help="require a token on this machine, too")] = False,
     browser: Annotated[bool, typer.Option(help="open the page in a browser")] = False,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="a tokenizer.json, to show tokens as the text that they are of")
+        Path | None, typer.Option(metavar="FILE", help="a tokenizer.json, which decodes tokens to text")
     ] = None,
     export: Annotated[
         tuple[str, Path] | None,
         typer.Option(
-            metavar="rerun FILE", help="instead write an episode to a file: rerun FILE.rrd, for Rerun's viewer"
+            metavar="rerun FILE", help="write an episode to a file instead: rerun FILE.rrd, for Rerun's viewer"
         ),
     ] = None,
     episode: Annotated[
         int | None,
-        typer.Option(min=0, help="with --export: the episode's number, as inspect counts; default the best whole one"),
+        typer.Option(min=0, help="with --export: the episode's number in `sharpwave inspect`; default the best"),
     ] = None,
 ) -> None:
     """Show what is in a replay memory, on a page in the browser: episodes with their frames, priorities, sizes, and

@@ -20,9 +20,9 @@ from sharpwave.training.folder import replay_of
 def sql(
     path: STORE_PATH,
     query: Annotated[
-        str, typer.Argument(help='a select in SQL, as "select task, avg(length) from episodes group by all"')
+        str, typer.Argument(help='a select in SQL, such as "select task, avg(length) from episodes group by all"')
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="print a JSON object a row")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print a JSON object for each row")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="print comma-separated values")] = False,
 ) -> None:
     """Query the episodes and steps of a store's folder in SQL, by DuckDB.
@@ -30,11 +30,11 @@ def sql(
     The table episodes has a row an episode: lane, first_step, last_step, length, return, begun, ended and a column for
     each key of their annotations. The table steps has a row a step: lane, first_step (its episode's), step, first,
     reward, terminated, truncated, the fields, and the columns added later, null where they were not written; only
-    columns that the query names are decoded. Names that SQL has its own meaning for are quoted: "return". A result
+    columns that the query names are decoded. Quote names that are words of SQL: "return". A result
     wider than the terminal is printed row by row, a column a line. Nothing is changed, and the store may be in use.
     """
     if as_json and as_csv:
-        raise ValueError("sql: --json and --csv, expected one of them")
+        raise ValueError("sql: got --json and --csv, expected one of them")
     from sharpwave.data.queries import query as run
     from sharpwave.offline.scan import LOOKS
     from sharpwave.offline.surveys import VanishedError, survey

@@ -38,17 +38,15 @@ def inspect(
     best: Annotated[bool, typer.Option("--best", help="choose the whole episode with the highest return")] = False,
     last: Annotated[bool, typer.Option("--last", help="choose the whole episode that ended last")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="write the chosen episode's frames: .png, a contact sheet, or .gif, a film")
+        Path | None, typer.Option(help="write the chosen episode's frames: a contact sheet (.png) or a film (.gif)")
     ] = None,
-    field: Annotated[
-        str | None, typer.Option(help="which field of the observation to draw; default the first of images")
-    ] = None,
+    field: Annotated[str | None, typer.Option(help="field of the observation to draw; default the first image")] = None,
     frames: Annotated[
         int | None, typer.Option(min=1, help="frames to draw, evenly spaced; default 24 in .png, all in .gif")
     ] = None,
     fps: Annotated[float, typer.Option(min=1, max=100, help="frames a second of a .gif")] = 30,
 ) -> None:
-    """Show what is in a store's folder: schema, lanes, episodes, and the size of every field.
+    """Show the contents of a store's folder: schema, lanes, episodes, and the size of every field.
 
     Nothing is changed, and the store may be in use. Episodes are numbered from 0 in the order of their ends;
     lengths and returns are those of whole ones. Rows that were flushed but not sealed yet are counted too.
@@ -62,7 +60,7 @@ def inspect(
     path = replay_of(path)
     if out is not None:
         if not chosen:
-            raise ValueError("--out needs an episode; give --best, --last or --episode N as well")
+            raise ValueError("--out needs an episode; also give --best, --last or --episode N")
         check_out(out, ".png", ".gif")
         if path.resolve() in out.resolve().parents:
             raise ValueError(f"--out: {str(out)!r} is in the store's folder, which is only read; give another folder")

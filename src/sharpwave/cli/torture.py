@@ -16,16 +16,18 @@ COUNTED = ("programs", "steps", "openings", "kills", "faults", "items", "episode
 
 
 def torture(
-    seconds: Annotated[float, typer.Option(help="after which no program begins")] = 60.0,
-    seed: Annotated[int, typer.Option(help="of the first program; each next one has the next number")] = 0,
-    programs: Annotated[int | None, typer.Option(help="limit of programs; 1 repeats that of the seed")] = None,
+    seconds: Annotated[float, typer.Option(help="seconds after which no program begins")] = 60.0,
+    seed: Annotated[int, typer.Option(help="seed of the first program; each further program has the next number")] = 0,
+    programs: Annotated[
+        int | None, typer.Option(help="largest number of programs; 1 repeats the program of the seed")
+    ] = None,
     retention: Annotated[list[str] | None, typer.Option(help="Fifo, Reservoir or LowestPriority; default all")] = None,
     on_full: Annotated[
         list[str] | None, typer.Option(help="raise, block, drop_oldest or drop_newest; default all")
     ] = None,
     limits: Annotated[list[str] | None, typer.Option(help="capacity, disk_limit or both; default all")] = None,
     jobs: Annotated[int, typer.Option(help="processes; default one for each processor")] = 0,
-    shrink: Annotated[float, typer.Option(help="seconds for shrinking a program that fails; 0: as it is")] = 30.0,
+    shrink: Annotated[float, typer.Option(help="seconds for shrinking a failing program; 0: do not shrink it")] = 30.0,
     max_failures: Annotated[int, typer.Option(help="failures to print")] = 10,
     out: Annotated[Path | None, typer.Option(help="file for the counts and failures, as JSON")] = None,
 ) -> None:
@@ -34,13 +36,13 @@ def torture(
     A program appends, samples, flushes, checkpoints, resizes, clears, closes and opens one small store, with one to
     five lanes and several views. Its process is killed with SIGKILL, between operations or at a file operation; file
     operations fail with EIO or ENOSPC, or write half; the disk is full for a while. After each opening everything is
-    compared with lists of what the process had acknowledged: which steps are held, every item of every view,
+    compared with lists of all acknowledged calls: the steps held, every item of every view,
     priorities and uses, episodes and counts.
 
-    A failing program is shrunk and printed as a script to paste. Exits with 1 if one failed.
+    A failing program is shrunk and printed as a script. The exit status is 1 if a program failed.
 
-    Takes a C compiler (cc) to make file operations fail in the process as a whole; without one, and on systems but
-    Linux, they fail in the store's own class of file operations.
+    With a C compiler (cc) on Linux, file operations fail in the whole process; otherwise only those of the store's own
+    class of file operations.
     """
     from rich.console import Console
 

@@ -159,9 +159,9 @@ def of_algorithm(ctx: Any, recipe: Recipe, arguments: list[str]) -> Recipe:
 
 app = typer.Typer(
     cls=RecipeGroup,
-    help="Train an agent by a recipe, with an option for each setting, or by a file of settings (--config FILE, beside "
-    "which its recipe's options may stand: --config FILE --help), or resume a run (--resume RUN). Options override "
-    "--set, which overrides the file.",
+    help="Train an agent: by a recipe, by a file of settings (--config FILE), or from a run's newest checkpoint "
+    "(--resume RUN). Each setting is an option: sharpwave train RECIPE --help, or --config FILE --help, lists them. "
+    "Options override --set, which overrides the file.",
     no_args_is_help=True,
     invoke_without_command=True,
     subcommand_metavar="RECIPE [OPTIONS]",
@@ -176,29 +176,31 @@ CONFIG = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="settings from a TOML or YAML file, or from another run's config.json",
+        help="file of settings: TOML, YAML, or another run's config.json",
         rich_help_panel="Run",
     ),
 ]
 SET = Annotated[
     list[str],
-    typer.Option("--set", metavar="KEY=VALUE", help="one setting by its path, as agent.lr=1e-4", rich_help_panel="Run"),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="one setting by its path, for example agent.lr=1e-4", rich_help_panel="Run"
+    ),
 ]
 TRUST = Annotated[
-    bool, typer.Option("--trust", help="let the file, or the run, import the module that it names as MODULE:ENV")
+    bool, typer.Option("--trust", help="import the module named by the file or the run as MODULE:ENV, and run its code")
 ]
 OF_OFFLINE: dict[str, Any] = {
     "algorithm": Annotated[
         str,
         typer.Option(
             "--algorithm",
-            help=f"{' or '.join(OFFLINE)}; their other settings are options here, with the algorithm before --help",
+            help=f"{' or '.join(OFFLINE)}; give it before --help to list its settings",
             rich_help_panel="Data",
         ),
     ],
     "updates": Annotated[
         int | None,
-        typer.Option("--updates", min=1, help="updates to make: --steps by its name here", rich_help_panel="Run"),
+        typer.Option("--updates", min=1, help="updates to make; another name of --steps", rich_help_panel="Run"),
     ],
 }
 """Further options of recipe ``offline``."""

@@ -20,8 +20,8 @@ from sharpwave.nesting import map_leaves
 from sharpwave.teams import ACTION_MASK
 
 NOT_ANEW = (
-    "cannot be made anew, so that nothing is played beside training: it has no spec that says how; give a function "
-    "that makes it in its place"
+    "cannot be made again, and evaluations need an environment of their own: it has no spec; give a function that "
+    "makes it instead"
 )
 NEEDED = ("single_observation_space", "single_action_space", "num_envs", "reset", "step")
 """What an object has that is taken for a vector of environments without being one of Gymnasium's."""
@@ -308,9 +308,10 @@ class GivenVector(VectorEnv[Any, Any, Any]):
 
     def _cannot(self) -> str:
         return (
-            f"env: {type(self.env).__name__} resets a finished environment {_WHEN[self.mode]}, and cannot reset one of "
-            "them alone, by reset(options={'reset_mask': ...}); make it with autoreset_mode=AutoresetMode.SAME_STEP, "
-            "by gymnasium.make_vec(..., vectorization_mode='sync'), or give a function that makes one environment"
+            f"env: {type(self.env).__name__} resets a finished environment {_WHEN[self.mode]}, and cannot reset "
+            "single environments by reset(options={'reset_mask': ...}); make it with "
+            "autoreset_mode=AutoresetMode.SAME_STEP, by gymnasium.make_vec(..., vectorization_mode='sync'), or give a "
+            "function that makes one environment"
         )
 
 

@@ -114,7 +114,7 @@ def make_gym(
                 raise ValueError(f"env {name!r} needs {extra}: {install(extra)}") from error
         raise ValueError(
             f"env {name!r} cannot be made: {hint or error} "
-            "(expected an Atari game as pong or breakout, or a Gymnasium id as CartPole-v1)"
+            "(expected an Atari game such as pong or breakout, or a Gymnasium id such as CartPole-v1)"
         ) from error
     if render:
         _check_rendering(name, made)

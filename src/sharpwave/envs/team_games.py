@@ -115,9 +115,9 @@ class TeamEnv(gymnasium.Env[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]])
                 legal = np.flatnonzero(self._mask[number]).tolist()
                 if not legal:
                     raise ValueError(
-                        f"TeamEnv.step: agent {self.names[number]!r} is present, but the environment's mask allows it "
-                        "no action, expected at least one; an agent that does nothing is left out of "
-                        "parallel.agents, or has an action for that"
+                        f"TeamEnv.step: agent {self.names[number]!r} is present, but its mask allows no action, "
+                        "expected at least one; leave an idle agent out of parallel.agents, or give it an action that "
+                        "does nothing"
                     )
                 raise ValueError(
                     f"TeamEnv.step: action {chosen[number]} of agent {self.names[number]!r} is not legal, expected one "
@@ -272,7 +272,7 @@ def register_mpe(name: str) -> None:
     except ModuleNotFoundError as error:
         raise ValueError(f"env {name!r} needs mpe2: {install('mpe')}") from error
     if not installed:
-        raise ValueError(f"env {name!r}: mpe2 has no such environment, expected one as mpe2/simple_spread_v3")
+        raise ValueError(f"env {name!r}: mpe2 has no such environment, expected one such as mpe2/simple_spread_v3")
     gymnasium.register(name, f"{__name__}:make_mpe", kwargs={"module": found[1]})
 
 

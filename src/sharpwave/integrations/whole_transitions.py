@@ -137,8 +137,8 @@ class WholeTransitions:
     def _refuse(self, name: str) -> NoReturn:
         frames = self._writer.stacks[name].frames if self._writer else "several"
         raise ValueError(
-            f"add: {name or 'obs'} is not, or no longer, a stack of {frames} frames that begins an episode with its "
-            "first one, repeated or after zeros; make the buffer with frame_stack=None"
+            f"add: {name or 'obs'} is not a stack of {frames} frames whose first stack in an episode repeats the first "
+            "frame or begins with zeros; make the buffer with frame_stack=None"
         )
 
     def _open_existing(self) -> None:

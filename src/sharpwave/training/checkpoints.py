@@ -383,8 +383,8 @@ def clear_begun(run: Path) -> None:
         if strange:
             names = ", ".join(sorted(str(path.relative_to(run)) for path in strange))
             raise ValueError(
-                f"run {str(run)!r} has no checkpoint to go on from, and does not begin again in its folder, which "
-                f"holds {names}; put the checkpoints back, move the folder away, or give another"
+                f"run {str(run)!r} has no checkpoint to resume from, and cannot begin again in its folder, which holds "
+                f"{names}; restore the checkpoints, move the folder away, or give another"
             )
         for path in memory:
             next(files.memory_folders(run, {config.replay}))

@@ -438,7 +438,7 @@ def checkpoints(run: Path) -> list[Path]:
     if not found:
         raise ValueError(
             f"run {str(run)!r} has no checkpoint yet; one is written after checkpoint_every steps and when training "
-            "ends (Ctrl-C ends it with one)"
+            "ends (also by Ctrl-C)"
         )
     return found
 

@@ -120,12 +120,12 @@ def chosen_recipe(
         name = _kind(agent)
         base = _of_algorithm(name, atari)
     elif env is None:
-        raise ValueError("env: got none, expected an environment, as 'CartPole-v1', or recipe=")
+        raise ValueError("env: got none, expected an environment such as 'CartPole-v1', or recipe=")
     else:
         usual = load_recipe("atari" if atari else "gymnasium")
         name, base, why = suited(with_environment(usual, env, lanes, actors).env)
     if recipe is None and env is None and not base.offline:
-        raise ValueError("env: got none, expected an environment, as 'CartPole-v1', or recipe=")
+        raise ValueError("env: got none, expected an environment such as 'CartPole-v1', or recipe=")
     given: dict[tuple[str, ...], Any] = {}
     if agent is not None:
         kind = _kind(agent)
@@ -154,8 +154,8 @@ def check_guarded(recipe: Recipe, *, starts: bool = False) -> None:
         multiprocessing.current_process(), "_inheriting", False
     ):
         raise RuntimeError(
-            "train: a process that the run began imports the main module, which trains again; in the script, put "
-            'what trains under if __name__ == "__main__":'
+            "train: a child process of the run imports the script, which would train again; in the script, put the "
+            'training under if __name__ == "__main__":'
         )
 
 
@@ -185,7 +185,7 @@ def _kind(agent: Any) -> str:
     close = difflib.get_close_matches(agent.lower(), known) if isinstance(agent, str) else []
     meant = f"did you mean {' or '.join(close)}? Expected" if close else "expected"
     raise ValueError(
-        f"agent: got {agent!r}, {meant} one of {', '.join(known)}, settings as agents.SAC.Settings(), or a class"
+        f"agent: got {agent!r}, {meant} one of {', '.join(known)}, settings such as agents.SAC.Settings(), or a class"
     )
 
 

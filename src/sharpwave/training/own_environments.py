@@ -41,8 +41,8 @@ def with_environment(recipe: Recipe, env: Any, lanes: int | None = None, actors:
     expected = _lanes(given, count)
     if lanes is not None and expected is not None and lanes != expected:
         raise ValueError(
-            f"--num-envs: got {lanes}, and {given.name}, which has {expected}; a function that makes a single "
-            "environment is called as often as needed"
+            f"--num-envs: got {lanes}, but {given.name} has {expected}; leave --num-envs out, or give a function that "
+            "makes a single environment"
         )
     number = lanes or expected or recipe.env.num_envs
     usual = Gymnasium() if isinstance(recipe.env, Atari) else recipe.env
@@ -106,7 +106,7 @@ def check_given(recipe: Recipe) -> None:
 
 def _only_here(option: str, name: str) -> ValueError:
     return ValueError(
-        f"{option}, and an environment, {name}, which other processes cannot have; give a function that makes it, at "
+        f"{option}, but other processes cannot use the environment object {name}; give a function that makes it, at "
         "the top level of a module"
     )
 
@@ -122,7 +122,7 @@ def without_evaluations(recipe: Recipe, asked: set[str]) -> Recipe:
     wanted = [name for name in EVALUATING if name in asked and getattr(recipe.evaluation, name)]
     if wanted:
         raise ValueError(
-            f"{wanted[0]}: got {getattr(recipe.evaluation, wanted[0])!r}, and {recipe.env.name} {NOT_ANEW}"
+            f"{wanted[0]}: got {getattr(recipe.evaluation, wanted[0])!r}, but {recipe.env.name} {NOT_ANEW}"
         )
     none = dict.fromkeys(("evaluate_every", "video_every", "saliency_every", "patience"), 0)
     off = replace(recipe.evaluation, stop_reward=None, stop_worst=None, evaluate_beside=False, **none)

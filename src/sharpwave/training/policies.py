@@ -173,8 +173,8 @@ class Policy:
         """
         if self.agent.remembers:
             raise ValueError(
-                f"act: {self.agent.settings.kind} remembers the episode's earlier steps; use "
-                "action, state = policy.predict(obs, state, episode_start, reward=...), which returns what it remembers"
+                f"act: {self.agent.settings.kind} is recurrent; use "
+                "action, state = policy.predict(obs, state, episode_start, reward=...), which returns its state"
             )
         return self.predict(obs, deterministic=not explore)[0]
 
@@ -211,8 +211,8 @@ class Policy:
             if reward is None and not self._told and not begun.all() and "reward" in self._memory():
                 self._told = True
                 warnings.warn(
-                    f"predict: {self.agent.settings.kind} sees the reward of the step before, and got none; it is 0 "
-                    "then. Give reward=",
+                    f"predict: {self.agent.settings.kind} takes the previous reward, and got none, so it sees 0. "
+                    "Give reward=",
                     UserWarning,
                     stacklevel=2,
                 )
@@ -238,7 +238,7 @@ class Policy:
         if env is not None:
             return with_environment(Recipe(env=Gymnasium() if own is None else own), env).env
         if own is None:
-            raise ValueError("env: the policy does not say in which environment it was trained; give one")
+            raise ValueError("env: the policy names no environment; give one")
         if isinstance(own, OwnEnvironment) and not own.factory:
             raise ValueError(f"env: {own.name!r} was an object of the program that trained the policy; give one")
         if not self._trust:
@@ -283,7 +283,7 @@ class Policy:
             save_policy(path, weights, figures)
             return path
         if path.is_dir() and not (path / DESCRIPTION).is_file() and not begun(path):
-            raise ValueError(f"save: {str(path)!r} is a folder of something else; give the name of a new one")
+            raise ValueError(f"save: {str(path)!r} holds other files; give the name of a new folder")
         card = model_card(self).encode()
         make_folder(path)
         save_policy(path / WEIGHTS, weights, figures)
@@ -336,11 +336,11 @@ def _check_state(given: Any, expected: Any) -> None:
     lanes = _lanes(expected)
     if lanes is None:  # the state of an agent that a program registered, which checks it itself
         return
-    said = f"expected what the last call of predict returned, for {lanes} observations"
+    said = f"expected the state that the last call of predict returned, for {lanes} observations"
     if not isinstance(given, type(expected)):
         raise ValueError(f"state: got {type(given).__name__}, {said}; None where all episodes begin")
     if _lanes(given) != lanes:
-        raise ValueError(f"state: got that of {_lanes(given)} observations, {said}")
+        raise ValueError(f"state: got a state of {_lanes(given)} observations, {said}")
     found, own = (np.shape(getattr(one, "core", ())) for one in (given, expected))
     if found != own:
         raise ValueError(f"state: got a memory of shape {found}, expected {own}: it is another policy's")

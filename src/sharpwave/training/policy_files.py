@@ -76,15 +76,13 @@ def read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         weights, figures = load_policy(path, _check_header)
     except FileNotFoundError as error:
         raise ValueError(
-            f"policy {str(path)!r} does not exist; give a run's folder, as 'sharpwave train' prints it, or what "
-            "Policy.save wrote"
+            f"policy {str(path)!r} does not exist; give a run's folder, which 'sharpwave train' printed, or a "
+            "folder or file of Policy.save"
         ) from error
     except OSError as error:
         raise ValueError(f"policy {str(path)!r} cannot be read: {error}") from error
     if not isinstance(figures.get(POLICY), dict):
-        raise ValueError(
-            f"policy {str(path)!r} does not say which agent it is of: an earlier one wrote it; load its run's folder"
-        )
+        raise ValueError(f"policy {str(path)!r} names no agent: an earlier version wrote it; load its run's folder")
     return weights, figures
 
 

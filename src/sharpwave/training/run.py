@@ -301,8 +301,8 @@ def _parts(
     check_actor_callbacks(actor_callbacks, recipe.actors.count)
     if actor_callbacks and recipe.actors.count and (recipe.actors.hub or recipe.replay.ray):
         raise ValueError(
-            f"{'--hub-listen' if recipe.actors.hub else '--ray'}: actor callbacks are called in processes of this "
-            "machine, and all actors are on others; leave one of the two out"
+            f"{'--hub-listen' if recipe.actors.hub else '--ray'}: actor callbacks run on this machine, but all "
+            "actors are on other machines; leave out the callbacks or that option"
         )
     check_own_parts(recipe)
     check_given(recipe)

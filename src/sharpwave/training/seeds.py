@@ -125,7 +125,7 @@ def train_seeds(
     name, base, _ = chosen_recipe(env, agent, recipe, {"threads": 1} | settings)
     check_guarded(base, starts=True)
     if base.actors.count or base.evaluation.evaluate_beside:
-        raise ValueError("train_seeds: got --actors or --evaluate-beside, expected neither: a seed has one process")
+        raise ValueError("train_seeds: got --actors or --evaluate-beside, expected neither: each seed has one process")
     if isinstance(base.env, OwnEnvironment):
         if base.env.given.factory is None:
             raise ValueError(
@@ -136,7 +136,7 @@ def train_seeds(
     folder = Path(out).expanduser() if out is not None else Path("runs") / f"{name}-seeds"
     if (folder / files.CONFIG).exists() or (folder.exists() and not folder.is_dir()):
         what = "the folder of a run" if folder.is_dir() else "a file"
-        raise ValueError(f"out: {str(folder)!r} is {what}, expected a folder for those of all seeds")
+        raise ValueError(f"out: {str(folder)!r} is {what}, expected a folder for the runs of all seeds")
     if recipe is None:
         whole = dataclasses.is_dataclass(agent) and not isinstance(agent, type)  # then its settings are asked for
         base = _as_begun(base, [folder / str(seed) for seed in wanted], {*base.paths(settings)}, whole)
@@ -148,8 +148,8 @@ def train_seeds(
     if further:
         said = ", ".join(f"seed {seed} has {reached:,}" for seed, reached in further.items())
         raise ValueError(
-            f"steps: got {base.training.steps:,}, expected at least those of the runs in {str(folder)!r}: {said}; runs "
-            "of different length make no figure. Give more steps, or another folder"
+            f"steps: got {base.training.steps:,}, expected at least those of the runs in {str(folder)!r}: {said}; "
+            "scores of runs of different lengths cannot be combined. Give more steps, or another folder"
         )
     folder.mkdir(parents=True, exist_ok=True)
     console = Console(quiet=not progress)
@@ -241,7 +241,7 @@ def _read_scores(path: Path) -> dict[int, list[float]]:
         return {}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{str(path)!r} is no file of scores: {error}; remove it, and all policies are measured again"
+            f"{str(path)!r} is not a file of scores: {error}; remove it to measure all policies again"
         ) from error
 
 

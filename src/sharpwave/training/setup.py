@@ -181,8 +181,8 @@ def memory(
         if replay.served:
             if recipe.offline or blended:
                 raise ValueError(
-                    f"{'--ray' if replay.ray else '--connect'} {replay.ray or replay.connect}: this recipe learns from "
-                    "stored data too, which must be in this process; leave that option out"
+                    f"{'--ray' if replay.ray else '--connect'} {replay.ray or replay.connect}: this recipe also learns "
+                    "from stored data, which must be in this process; leave that option out"
                 )
             if replay.ray:
                 limits |= {"shards": replay.shards, "capacity": replay.capacity, "address": replay.ray}

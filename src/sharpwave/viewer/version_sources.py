@@ -50,7 +50,7 @@ class VersionSources:
         except (OSError, ValueError, DamagedError, NewerVersionError):
             version = None
         if version is None:
-            raise KeyError(f"version {name!r}: this store has none of this name; it was deleted, or never made")
+            raise KeyError(f"version {name!r}: the store has no version of this name; it was deleted, or never made")
         return self.source(number, one, version, keep=True)
 
     def source(self, number: int, one: Watched, version: Version, keep: bool = False) -> Watched:

@@ -162,7 +162,7 @@ class TensorDictLayout:
         if n_step > 1 and (self.reward is None or STEPS in (leaf.key for leaf in self.fields.values())):
             raise ValueError(
                 f'ReplayBuffer: n_step={n_step}, expected 1, or ("next", "reward") as one float32, and single steps, '
-                "not what MultiStep made of them"
+                "not the output of MultiStep"
             )
         return self
 

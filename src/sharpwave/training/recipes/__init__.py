@@ -37,7 +37,7 @@ def recipe_names() -> dict[str, str]:
         name: f"{table['about']} {EXPERIMENTAL}" if table.get("experimental") else table["about"]
         for name, table in tables().items()
     }
-    about = "Algorithm {} with its own defaults, in any Gymnasium environment: --env ID."
+    about = "Algorithm {} with its own defaults, in the Gymnasium environment of --env ID."
     return known | {kind: about.format(kind) for kind in kinds() if kind not in known and kind not in OFFLINE}
 
 

@@ -58,21 +58,21 @@ class Atari:
     name: str = setting("pong", "Atari game: pong, breakout, ...", ENV, flag="--env")
     num_envs: int = setting(8, "environments stepped together", ENV, at_least=1, at_most=MAX_ENVIRONMENTS)
     frame: str = setting("84x84", "height x width of a frame, after cropping", ENV)
-    crop: str = setting("0:210", "first:last of the screen's 210 lines that are kept", ENV)
-    stack: int = setting(4, "newest frames that an observation carries", ENV, at_least=1, at_most=MAX_STACK)
-    rgb: bool = setting(False, "frames in colour, [H, W, 3]", ENV)
-    max_pool: bool = setting(True, "a frame is the brighter, pixel by pixel, of the emulator's last two", ENV)
-    actions: str = setting("", "the agent's actions, as NOOP,RIGHT,LEFT; empty: all of the game's", ENV)
+    crop: str = setting("0:210", "first:last of the lines to keep, of the screen's 210", ENV)
+    stack: int = setting(4, "newest frames in an observation", ENV, at_least=1, at_most=MAX_STACK)
+    rgb: bool = setting(False, "frames in color, [H, W, 3]", ENV)
+    max_pool: bool = setting(True, "a frame is the pixel-wise maximum of the emulator's last two", ENV)
+    actions: str = setting("", "the agent's actions, for example NOOP,RIGHT,LEFT; empty: all of the game's", ENV)
     full_actions: bool = setting(False, "all 18 actions of the console instead of the game's", ENV)
     clip_rewards: bool = setting(True, "learn from the reward's sign only", ENV)
-    frame_skip: int = setting(4, "emulator frames an agent step", ENV, at_least=1)
+    frame_skip: int = setting(4, "emulator frames for each step of the agent", ENV, at_least=1)
     sticky: float = setting(0.0, "probability that the last action is repeated", ENV, at_least=0, below=1)
-    noop_max: int = setting(30, "a game begins with a random number of no-ops, fewer than this", ENV, at_least=0)
-    fire_reset: bool = setting(True, "a game begins with FIRE where the game has it", ENV)
+    noop_max: int = setting(30, "upper bound of the random number of no-ops that begin a game", ENV, at_least=0)
+    fire_reset: bool = setting(True, "a game begins with FIRE if it has that action", ENV)
     life_loss_ends: bool = setting(
-        False, "a lost life ends the episode that is learned from; the game goes on, and scores are of games", ENV
+        False, "a lost life ends the episode for learning; the game continues, and scores are of whole games", ENV
     )
-    max_episode_frames: int = setting(108_000, "emulator frames of a game at most", ENV, at_least=1)
+    max_episode_frames: int = setting(108_000, "largest number of emulator frames of a game", ENV, at_least=1)
 
     def __post_init__(self) -> None:
         check(self)
@@ -90,7 +90,7 @@ class Atari:
 
         if self.name not in games() and known(self.name):
             raise ValueError(
-                f"--env: {self.name!r} is a Gymnasium id, expected an Atari game, as pong; use sharpwave train "
+                f"--env: {self.name!r} is a Gymnasium id, expected an Atari game such as pong; use sharpwave train "
                 f"gymnasium --env {self.name}, which has no options of Atari games"
             )
         return make_env(self.name, self.num_envs if num_envs is None else num_envs, self.parsed(), render=render)
@@ -118,7 +118,7 @@ class Gymnasium(Checked):
     num_envs: int = setting(4, "environments stepped together", ENV, at_least=1, at_most=MAX_ENVIRONMENTS)
     stack: int = setting(1, "newest observations that the agent sees together", ENV, at_least=1, at_most=MAX_STACK)
     action_masks: bool = setting(
-        True, "make and learn from legal actions only, where the environment says which are (Discrete ones)", ENV
+        True, "act and learn by legal actions only, if the environment declares them (Discrete actions)", ENV
     )
 
     def make(self, num_envs: int | None = None, *, render: bool = False) -> VectorEnv[Any, Any, Any]:
@@ -128,7 +128,7 @@ class Gymnasium(Checked):
         if self.name in games():
             raise ValueError(
                 f"--env: {self.name!r} is an Atari game; use sharpwave train atari --env {self.name}, or give its "
-                "Gymnasium id, as ALE/Pong-v5"
+                "Gymnasium id, for example ALE/Pong-v5"
             )
         lanes = self.num_envs if num_envs is None else num_envs
         return make_env(self.name, lanes, render=render, stack=self.stack, action_masks=self.action_masks)
@@ -195,10 +195,10 @@ def parse_size(text: str, what: str) -> tuple[int, ...]:
     """
     parts = text.lower().split("x")
     if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise ValueError(f"{what}: got {text!r}, expected positive integers joined by x, as 84x84")
+        raise ValueError(f"{what}: got {text!r}, expected positive integers joined by x, such as 84x84")
     size = tuple(int(part) for part in parts)
     if what == "--frame" and len(size) != 2:
-        raise ValueError(f"{what}: got {text!r}, expected height x width, as 84x84")
+        raise ValueError(f"{what}: got {text!r}, expected height x width, such as 84x84")
     return size
 
 
@@ -210,30 +210,32 @@ def parse_lines(text: str, what: str) -> tuple[int, int]:
     """
     first, _, last = text.partition(":")
     if not (first.isdigit() and last.isdigit()) or not 0 <= int(first) < int(last) <= 210:
-        raise ValueError(f"{what}: got {text!r}, expected first:last lines of the screen within 0:210, as 34:194")
+        raise ValueError(f"{what}: got {text!r}, expected first:last lines of the screen within 0:210, such as 34:194")
     return int(first), int(last)
 
 
 @dataclass(frozen=True)
 class ReplaySettings:
     capacity: int = setting(1_000_000, "steps that the replay memory holds", MEMORY, at_least=1)
-    ram: str = setting("", "RAM limit of the replay memory, as 2GiB; empty: none", MEMORY)
-    disk_limit: str = setting("", "keep it on disk, in the run's folder, up to this size, as 50GiB; empty: no", MEMORY)
+    ram: str = setting("", "RAM limit of the replay memory, for example 2GiB; empty: none", MEMORY)
+    disk_limit: str = setting(
+        "", "keep the replay memory on disk, in the run's folder, up to this size; empty: no", MEMORY
+    )
     codec: str = setting(
         "auto", "codec that compresses frames", MEMORY, choices=("auto", "patches", "delta", "zstd", "raw")
     )
     connect: str = setting(
-        "", "address of `sharpwave serve` that keeps the replay memory, HOST:PORT; empty: this process does", MEMORY
+        "", "HOST:PORT of the `sharpwave serve` that keeps the replay memory; empty: this process keeps it", MEMORY
     )
     ray: str = setting(
         "",
-        "Ray that runs the shards of the replay memory, and the actors: auto (begun by `ray start`), ray (by this "
-        "program), ray://HOST:PORT; empty: none",
+        "Ray that runs the actors and the shards of the replay memory: auto (started by `ray start`), ray (started by "
+        "this program), ray://HOST:PORT; empty: none",
         MEMORY,
     )
     shards: int = setting(1, "shards of the replay memory, with --ray", MEMORY, at_least=1)
     save_replay: bool = setting(
-        True, "checkpoints hold the replay memory; without it a resumed run fills a new one before it learns", RUN
+        True, "checkpoints hold the replay memory; otherwise a resumed run fills a new one before it learns", RUN
     )
 
     def __post_init__(self) -> None:
@@ -256,12 +258,10 @@ class ReplaySettings:
 class TrainingSettings(Checked):
     """Settings of the loop: how long, how often, where."""
 
-    steps: int = setting(1_000_000, "environment steps at most", RUN, at_least=1)
-    max_minutes: float | None = setting(
-        None, "minutes of training at most, those before a resume included", RUN, above=0
-    )
+    steps: int = setting(1_000_000, "largest number of environment steps", RUN, at_least=1)
+    max_minutes: float | None = setting(None, "largest number of minutes of training, over all resumes", RUN, above=0)
     seed: int = setting(0, "seed of environments, exploration, network and sampling", RUN, at_least=0)
-    device: str = setting("auto", "auto (CUDA where present), cpu, cuda, cuda:1", RUN)
+    device: str = setting("auto", "auto (CUDA if present), cpu, cuda, cuda:1", RUN)
     threads: int = setting(
         0,
         "torch threads of the learner on the CPU, at most one per free processor; 0: torch's default",
@@ -274,13 +274,13 @@ class TrainingSettings(Checked):
     track: bool = setting(False, "log to Weights & Biases too; needs the extra wandb", RUN)
     checkpoint_every: int = setting(
         50_000,
-        "steps between checkpoints, to --resume from; each breaks off the current episodes, so choose many episodes",
+        "steps between checkpoints; each breaks off the current episodes, so choose the length of many episodes",
         RUN,
         at_least=1,
     )
     keep_every: int = setting(
         0,
-        "keep the first checkpoint of each so many steps for good, without its replay memory; 0: only the newest two",
+        "steps between checkpoints that are kept for good, without replay memory; 0: keep only the newest two",
         RUN,
         at_least=0,
     )
@@ -294,35 +294,37 @@ class EvaluationSettings(Checked):
 
     stop_reward: float | None = setting(
         None,
-        "end when the mean of 30 held-out episodes, played with fixed weights, reaches this, and then that of 30 fresh "
-        "ones as well",
+        "end when the mean of 30 held-out episodes with fixed weights reaches this, and the mean of 30 fresh episodes "
+        "confirms it",
         EVALUATION,
     )
-    stop_worst: float | None = setting(None, "and none of these 60 scores is below this", EVALUATION)
+    stop_worst: float | None = setting(
+        None, "with --stop-reward: lowest score allowed in these 60 episodes", EVALUATION
+    )
     evaluate_every: int = setting(
         50_000,
-        "steps between held-out evaluations, each of 30 episodes, abandoned after 10 if their mean is too low; 0: none",
+        "steps between held-out evaluations of 30 episodes, or of 10 if their mean is too low; 0: none",
         EVALUATION,
         at_least=0,
     )
     evaluate_from: float | None = setting(
-        None, "no evaluation before the mean score of the last 20 training episodes reaches this", EVALUATION
+        None, "mean score of the last 20 training episodes at which evaluations begin", EVALUATION
     )
     evaluate_beside: bool = setting(
-        False, "evaluate in a process of its own while the learner goes on; such runs do not repeat exactly", EVALUATION
+        False, "evaluate in another process while the learner continues; such runs do not repeat exactly", EVALUATION
     )
     video_every: int = setting(
         0,
-        "film a held-out episode, into the run's folder, at one evaluation of so many; 0: no videos",
+        "evaluations between videos of a held-out episode, in the run's folder; 0: no videos",
         EVALUATION,
         at_least=0,
     )
     saliency_every: int = setting(
-        0, "film what the policy looks at, into the run's folder, every so many steps; 0: never", EVALUATION, at_least=0
+        0, "steps between films of saliency maps, in the run's folder; 0: never", EVALUATION, at_least=0
     )
     patience: int = setting(
         0,
-        "end after so many evaluations in a row that were no better than the best before them; 0: never",
+        "end after this many evaluations in a row without a new best; 0: never",
         EVALUATION,
         at_least=0,
     )
