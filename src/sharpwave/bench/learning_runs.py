@@ -155,7 +155,7 @@ RECIPE = "minatar-rainbow"
 EPISODES = 30
 WHOLE, NONE = "rainbow", "none of them"
 PARTS: Mapping[str, Mapping[str, Any]] = {"Munchausen": {"munchausen": 0.0}, "quantiles": {"head": "expected"}}
-"""What turns each part of the recipe off, by options. Without Munchausen rewards it is double Q-learning."""
+"""Options that turn each part of the recipe off. Without Munchausen rewards it is double Q-learning."""
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "priorities": {"prioritized": True, "priority_alpha": 0.5},
     "n-step": {"n_step": 3},

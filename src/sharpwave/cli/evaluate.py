@@ -89,8 +89,8 @@ def saliency(
     checkpoint: CHECKPOINT = None,
     trust: TRUST = False,
 ) -> None:
-    """Play one episode and draw, over what the network sees, the pixels on which the state's value and the chosen
-    action's advantage depend, and for each convolution where it sees what speaks for that action (Grad-CAM)."""
+    """Film one episode with saliency maps: the pixels on which the state's value and the chosen action's advantage
+    depend, and for each convolution the regions that favor the action (Grad-CAM)."""
     from sharpwave.cli.output import console
     from sharpwave.training.video import write_saliency
 

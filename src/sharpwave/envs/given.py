@@ -24,7 +24,7 @@ NOT_ANEW = (
     "makes it instead"
 )
 NEEDED = ("single_observation_space", "single_action_space", "num_envs", "reset", "step")
-"""What an object has that is taken for a vector of environments without being one of Gymnasium's."""
+"""Attributes by which an object of another class counts as a vector of environments."""
 
 
 def is_environment(made: Any) -> bool:

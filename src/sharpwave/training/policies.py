@@ -187,15 +187,15 @@ class Policy:
         *,
         reward: Any = None,
     ) -> tuple[Any, State]:
-        """Return actions, and what the agent remembers. The signature is that of Stable-Baselines3's algorithms.
+        """Return actions and the agent's recurrent state. The signature is that of Stable-Baselines3's algorithms.
 
         Args:
             observation: of one environment, or of several, [N, ...].
-            state: what the last call returned; None: all episodes begin.
+            state: the state that the last call returned; None: all episodes begin.
             episode_start: bool, or bool [N]: episodes that begin with this observation; None: none, after the first.
             deterministic: choose the best actions. Otherwise the agent explores as when the policy was saved.
-            reward: of the step before, float or float [N], for agents that remember; None: 0, which agents that were
-                trained to see it may act worse by.
+            reward: the previous reward, float or float [N], for recurrent agents; None: 0, with which agents trained on
+                previous rewards may act worse.
         Raises:
             ValueError: the observation is not of ``observation_space``, or other arguments are of another number.
         """

@@ -164,7 +164,7 @@ def film_saliency(agent: Any, env: setup.Env, out: Path, frames: int, seed: int)
 
 
 class SaliencyVideos(Callback):
-    """Callback that films, every so many steps, what the policy looks at in a held-out episode.
+    """Callback that films saliency maps of a held-out episode every so many steps.
 
     Args:
         folder: where the videos are written, named by the steps; it is made with the first.

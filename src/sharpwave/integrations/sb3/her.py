@@ -80,7 +80,7 @@ class HerReplayBuffer(ReplayBuffer, her_replay_buffer.HerReplayBuffer):  # type:
         if copy_info_dict and more.get("disk") is not None:
             raise ValueError(
                 "HerReplayBuffer: copy_info_dict=True with disk=, expected one of them: an info may hold any Python "
-                "object, and a store on disk holds none. Put what the reward needs into the observation"
+                "object, and a store on disk holds none. Put the values that the reward needs into the observation"
             )
         self.env, self.goal_selection_strategy = env, strategy
         self.n_sampled_goal, self.copy_info_dict = n_sampled_goal, copy_info_dict
