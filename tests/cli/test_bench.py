@@ -107,7 +107,7 @@ def test_own_frames(tmp_path, kind):
         (["--data", "SHORT"], "has 200 frames, expected more than 256"),
         (["--data", "TEXT"], "cannot be read as a .npy file"),
         (["--env", "no-such-game"], "cannot be made"),
-        (["--env", "pong", "--data", "SHORT"], "give one of them"),
+        (["--env", "pong", "--data", "SHORT"], "expected one of them"),
         (["--recipe", "no-such"], "--recipe: got 'no-such', expected none or one of cartpole, cartpole-ppo,"),
         (["--out", "bench.txt"], "expected a name that ends in .json"),
         (["--out", "nowhere/bench.json"], "make it first"),

@@ -126,7 +126,7 @@ def test_connections_are_encrypted_where_there_is_a_certificate(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--listen", "127.0.0.1:0"], "never be full"),
+        (["--listen", "127.0.0.1:0"], "needs a limit"),
         (["--capacity", "100", "--listen", "0.0.0.0:0"], "SHARPWAVE_SECRET"),
         (["--capacity", "100", "--listen", "nowhere"], "HOST:PORT"),
         (["--capacity", "100", "--listen", "unix:/nonexistent/folder/sock"], "cannot listen"),

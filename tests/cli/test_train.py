@@ -277,7 +277,10 @@ def test_a_run_that_does_not_begin_removes_what_it_made(tmp_path, made):
         (["cartpole", "--set", "agent.lr"], "--set: got 'agent.lr', expected key=value, as agent.lr=1e-4"),
         (["cartpole", "--frame", "84x84"], "--frame is an option of Atari games by name"),
         (["gymnasium", "--env", "pong"], "'pong' is an Atari game; use sharpwave train atari --env pong"),
-        (["atari", "--env", "CartPole-v1"], "is a Gymnasium id, expected an Atari game, as pong; use sharpwave train"),
+        (
+            ["atari", "--env", "CartPole-v1"],
+            "is a Gymnasium id, expected an Atari game such as pong; use sharpwave train",
+        ),
         (
             ["atari", "--env", "ALE/Pong-v5", "--noop-max", "5"],
             "ALE/Pong-v5, which has no options of Atari games",

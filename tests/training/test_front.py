@@ -173,7 +173,10 @@ def test_a_folder_at_home_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"recipe": 5}, "recipe: got 5, expected one of "),
         ({"callbacks": 5}, "callbacks: got 5, expected a list"),
         ({"actor_callbacks": 5}, "actor_callbacks: got 5, expected a list"),
-        ({"actors": 2}, r"--actors: got 2, and an environment, CartPole-v1, .* give a function"),
+        (
+            {"actors": 2},
+            r"--actors: got 2, but other processes cannot use the environment object CartPole-v1; give a function",
+        ),
         ({"out": __file__}, "is a file; a run needs a folder of its own"),
     ],
 )
@@ -397,7 +400,7 @@ def test_actors_make_environments_by_a_function(tmp_path: Path) -> None:
         ({"env": "CartPole-v1", "batch_size": "many"}, "setting batch_size: got 'many', expected int"),
         ({"env": Walk(), "actors": 1}, "other processes cannot use the environment object Walk; give a function"),
         ({"env": lambda: Walk(), "actors": 1}, "cannot be sent to actor processes"),
-        ({"env": Walk(), "num_envs": 4}, "--num-envs: got 4, and Walk, which has 1"),
+        ({"env": Walk(), "num_envs": 4}, "--num-envs: got 4, but Walk has 1"),
         ({"env": Walk(), "evaluate_every": 100}, "evaluate_every: got 100, but Walk cannot be made again"),
         ({"env": Vector(2), "stack": 2}, "--stack: got 2 for a vector"),
     ],

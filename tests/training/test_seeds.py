@@ -109,7 +109,7 @@ def test_runs_of_different_length_make_no_figure(tmp_path: Path, monkeypatch: py
         files.write_config(run, files.Config("cartpole", of, "1" * 32))
     (tmp_path / "scores.json").write_text('{"0": [1.0], "1": [3.0], "2": [5.0]}')
     settings: dict[str, Any] = {"recipe": "cartpole", "num_envs": recipe.env.num_envs, "out": tmp_path}
-    with pytest.raises(ValueError, match=r"steps: got 400, expected at least.*: seed 2 has 600; runs of different"):
+    with pytest.raises(ValueError, match=r"steps: got 400, expected at least.*: seed 2 has 600; scores of runs of"):
         sw.train_seeds("CartPole-v1", seeds=3, steps=400, **settings)
     kept = sw.train_seeds("CartPole-v1", seeds=2, steps=400, report_every=7, **settings)
     assert kept.means == {0: 1.0, 1: 3.0}
@@ -160,7 +160,7 @@ def test_longer_runs_keep_settings_that_follow_their_length(tmp_path: Path, monk
 def test_failures_are_told_by_seed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a name or a function that makes it"):
         sw.train_seeds(make_cartpole(), seeds=2, out=tmp_path / "seeds")
-    with pytest.raises(ValueError, match="expected neither: a seed has one process"):
+    with pytest.raises(ValueError, match="expected neither: each seed has one process"):
         sw.train_seeds(make_cartpole, seeds=2, actors=1, out=tmp_path / "seeds")
     with pytest.raises(ValueError, match="expected seeds that differ"):
         sw.train_seeds("CartPole-v1", seeds=[1, 1], out=tmp_path / "seeds")
