@@ -25,8 +25,9 @@ import pytest
 from tests.support.examples import ASKED, DEFAULT
 
 LONGEST = [
-    "cli/test_train.py", "training/test_resume.py", "docs/test_code.py", "agents/test_conformance.py",
-    "training/actors/test_nodes.py", "serve/test_late_values.py", "cli/test_bench.py", "data_sets/test_bounds.py",
+    "cli/test_train.py", "training/test_front.py", "training/test_offline.py", "training/test_resume.py",
+    "docs/test_code.py", "agents/test_conformance.py", "training/actors/test_nodes.py", "serve/test_late_values.py",
+    "cli/test_bench.py", "training/test_seeds.py", "training/test_policies.py", "training/test_teams.py",
     "torture/test_torture.py", "examples/test_running.py", "training/test_held_out.py", "serve/test_folders.py",
     "cli/test_evaluate.py", "cli/test_record.py", "envs/test_atari_options.py", "training/actors/test_pool.py",
     "integrations/test_resets.py", "training/test_action_masks.py", "persistence/test_many_lives.py",
@@ -34,7 +35,9 @@ LONGEST = [
     "training/test_continuous_actions.py", "sampling/test_retention.py", "benchmarks/test_imports.py",
     "training/test_resume_demonstrations.py", "disk/test_columns_apart.py", "views/test_conditions.py",
     "training/test_environments.py", "disk/test_compaction.py",
-    "training/test_evaluate_beside.py", "views/test_at_once.py", "format/test_hostile.py", "training/test_hooks.py",
+    "training/test_evaluate_beside.py", "training/actors/test_inference.py", "training/test_update_ratio.py",
+    "training/test_rainbow_recipes.py", "training/test_own_parts.py", "data_sets/test_bounds.py",
+    "views/test_at_once.py", "format/test_hostile.py", "training/test_hooks.py",
     "serve/test_merging.py", "store/test_recorder.py", "training/test_saving.py", "views/test_sequences.py",
     "cli/test_serve.py", "integrations/test_sb3.py", "integrations/test_tianshou.py",
     "views/test_conditions_machine.py", "store/test_late_columns.py", "offline/test_damage.py", "store/test_delete.py",

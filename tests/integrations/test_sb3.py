@@ -263,10 +263,12 @@ ALGORITHMS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "DDPG": (DDPG, "Pendulum-v1", dict(learning_starts=64, policy_kwargs=dict(net_arch=[16, 16]))),
 }
 
+NIGHTLY = ("TD3", "DDPG", "DQN, four environments")
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "algorithm", [pytest.param(one, marks=pytest.mark.nightly if one in ("TD3", "DDPG") else ()) for one in ALGORITHMS]
+    "algorithm", [pytest.param(one, marks=pytest.mark.nightly if one in NIGHTLY else ()) for one in ALGORITHMS]
 )
 def test_the_same_draws_make_the_same_losses_and_weights(algorithm: str) -> None:
     kind, name, more = ALGORITHMS[algorithm]

@@ -146,7 +146,7 @@ def test_any_calls_give_the_same_as_without(tmp_path: Path, seed: int) -> None:
     assert segments(made) == segments(other)
 
 
-@pytest.mark.parametrize("codec", ["auto", pytest.param("zstd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("codec", ["auto", pytest.param("zstd", marks=pytest.mark.nightly)])
 def test_lanes_that_are_full_together_are_encoded_alike_whether_the_thread_is_fast_or_not(
     monkeypatch: pytest.MonkeyPatch, codec: str
 ) -> None:

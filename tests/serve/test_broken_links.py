@@ -75,7 +75,7 @@ class Cutting:
             one.close()
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 4))])
 def test_every_segment_arrives_once_over_a_link_that_breaks(seed: int, tmp_path: Path) -> None:
     with served(1, tmp_path) as there, sw.Store(SPEC, capacity=100_000, segment_steps=8) as reference:
         proxy = Cutting(tmp_path / "cut", there.servers[0].address, seed, mean=6000)
@@ -105,7 +105,7 @@ def test_every_segment_arrives_once_over_a_link_that_breaks(seed: int, tmp_path:
         proxy.close()
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 3))])
 def test_a_learner_goes_on_over_links_that_break(seed: int, tmp_path: Path) -> None:
     """What it samples is what the shards hold; what was asked for and lost is asked for again."""
     with served(2, tmp_path, "tcp", capacity=1000) as there:

@@ -131,7 +131,7 @@ def check_that_it_fits(browser: Any) -> None:
 TABS = ["", *(f"tab={one}" for one in ("episodes", "episode", "priorities", "memory", "compare", "versions"))]
 
 
-@pytest.mark.parametrize("source", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("source", [pytest.param(0, marks=pytest.mark.nightly), 1])
 @pytest.mark.parametrize("tab", TABS)
 def test_every_tab_fits_and_runs_no_foreign_code(page: Any, source: int, tab: str) -> None:
     browser = page(f"/?source={source}&{tab}")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from tests.support.examples import by_day
 from tests.support.oracle import FRAME_SHAPE, Oracle, Stacking, frame, letters_of, play, play_all
 from tests.support.sequence_oracle import (
     SequenceOracle,
@@ -237,7 +238,7 @@ def test_a_window_is_gone_with_its_burn_in() -> None:
 
 
 @pytest.mark.parametrize("segment_steps", [1, 2, 3, 5])
-@pytest.mark.parametrize("capacity", [6, *(pytest.param(one, marks=pytest.mark.slow) for one in (7, 8, 10, 11)), 9, 13])
+@pytest.mark.parametrize("capacity", [*by_day(6, 7, 8, 10, 11), 9, 13])
 @pytest.mark.parametrize("stack", [pytest.param(None, marks=pytest.mark.nightly), 3])
 def test_every_position_of_the_cursor(capacity: int, segment_steps: int, stack: int | None) -> None:
     """Episodes of 1 to 7 steps pass through a small store; every view has what the oracle has after each step."""
