@@ -15,6 +15,7 @@ from sharpwave.environment_kinds import Result, framework_wrapper, is_vector, ki
 from sharpwave.environment_spec import info_spaces
 from sharpwave.errors import not_to_be_copied
 from sharpwave.field_values import copied_rows
+from sharpwave.format.annotations import BROKEN_OFF
 from sharpwave.nesting import map_leaves
 from sharpwave.observations import Frames, Observations
 from sharpwave.sampling.limiters import check_timeout
@@ -197,7 +198,9 @@ class Recorder:
             self._annotate_episode(row, None)
 
     def _annotate_episode(self, row: int, statistics: dict[str, Any] | None) -> None:
-        lane, said = int(self._lanes[row]), {"statistics": statistics}
+        self._annotate_lane(int(self._lanes[row]), {"statistics": statistics})
+
+    def _annotate_lane(self, lane: int, said: dict[str, Any]) -> None:
         with contextlib.suppress(TypeError, ValueError):  # too large
             if isinstance(self.store, Store):
                 self.store.annotate(lane, said, episode=True)
@@ -390,9 +393,13 @@ class Recorder:
             raise
 
     def _break_off(self, lanes: Ints) -> None:
+        """Break off the episodes of lanes after an error, and annotate them with ``broken_off``."""
         for lane in lanes.tolist():
             with contextlib.suppress(Exception):  # of a closed store, for example: the original error is more useful
-                self.store.break_episode(lane)
+                self._annotate_lane(lane, {BROKEN_OFF: True})
+            with contextlib.suppress(Exception):
+                if not self.store.break_episode(lane):
+                    self._annotate_lane(lane, {BROKEN_OFF: None})  # it was the next episode's
 
     def _record(self, result: Any, values: Frames, timeout: float | None) -> BaseException | None:
         """Store a step's rows; return the error of refused rows.

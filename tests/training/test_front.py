@@ -249,6 +249,8 @@ def test_an_environment_that_raises_leaves_a_checkpoint(broken: Breaks, call: st
     reached = run.summary["steps"]
     assert run.summary["reason"] == f"ZeroDivisionError: {call} broke" and len(run.store) == reached > 50
     assert call == "reset" or reached == 249
+    cut = [one for one in run.store.episodes() if one.ended == "truncated"]
+    assert cut and all(one.info["broken_off"] for one in cut)  # CartPole truncates after 500 steps, none so soon
     assert run.resume(env=broken, progress=False).summary["steps"] == 400
 
 

@@ -14,8 +14,8 @@ import sharpwave as sw
 from sharpwave.agents.protocol import Spaces, ViewSettings
 from sharpwave.agents.replay import MEMORY, linear
 from sharpwave.configuration import expect, setting
+from sharpwave.format.annotations import BROKEN_OFF
 from sharpwave.offline.recorded import Recorded, RecordedEpisodes
-from sharpwave.offline.surveys import BROKEN_OFF
 from sharpwave.teams import ACTION_MASK
 
 DEMONSTRATIONS = "demonstrations"

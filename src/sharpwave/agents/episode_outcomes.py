@@ -18,7 +18,7 @@ import sharpwave as sw
 from sharpwave.agents.learner import NetworkAgent
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.extras import nn
-from sharpwave.offline.surveys import BROKEN_OFF
+from sharpwave.format.annotations import BROKEN_OFF
 
 RETURN_TO_GO, EPISODE_RETURN, NEXT_ACTION = "return_to_go", "episode_return", "next_action"
 """Names of the columns."""

@@ -20,6 +20,10 @@ MAX_METADATA_BYTES = 1 << 14
 Episodes = Sequence[tuple[int, Mapping[str, Any]]]
 """Annotations of the episodes in a segment, each with the row of the episode's first step there."""
 
+BROKEN_OFF = "broken_off"
+"""Annotation of an episode that its program ended early, as runs do at a checkpoint, or that an error of the
+environment ended: true. The store has it as truncated, but what its rewards sum to is no return of the environment."""
+
 
 def merge(before: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``before`` updated by ``values``; ``None`` removes a key."""

@@ -15,7 +15,7 @@ from sharpwave.arrays import Bytes, Ints
 from sharpwave.codecs.codec_registry import name_of
 from sharpwave.disk.region_scan import SegmentReader
 from sharpwave.errors import DamagedError
-from sharpwave.format.annotations import read_metadata
+from sharpwave.format.annotations import BROKEN_OFF, read_metadata
 from sharpwave.format.region import DICTIONARY, SHARED, Damage, Record
 from sharpwave.format.segment_header import Header
 from sharpwave.offline.scan import (
@@ -37,9 +37,6 @@ from sharpwave.offline.value_files import LateValues
 from sharpwave.spec import ENDED, START, TERMINATED
 
 End = Literal["terminated", "truncated", "unfinished"]
-BROKEN_OFF = "broken_off"
-"""Annotation of an episode that its program ended early, as runs do at a checkpoint: true. The store has it as
-truncated, but what its rewards sum to is no return of the environment."""
 
 
 class TooLargeError(ValueError):

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Acted, Agent
-from sharpwave.offline.surveys import BROKEN_OFF
+from sharpwave.format.annotations import BROKEN_OFF
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training.actors.channels import Counters, shared_weights
 from sharpwave.training.actors.hub import Hub

@@ -31,9 +31,9 @@ from sharpwave.agents.protocol import Spaces
 from sharpwave.configuration import from_table, leaves, to_table
 from sharpwave.data.formats import ENDINGS, SOURCES, open_source
 from sharpwave.disk.store_folder import MANIFEST
+from sharpwave.format.annotations import BROKEN_OFF
 from sharpwave.offline.recorded import RecordedEpisodes, best_of
 from sharpwave.offline.scan import describe
-from sharpwave.offline.surveys import BROKEN_OFF
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, opened
 from sharpwave.training.beside_data import note_behavior
 from sharpwave.training.folder import CONFIG, REPLAY, checkpoints
