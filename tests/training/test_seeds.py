@@ -12,16 +12,21 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 import sharpwave as sw
 from sharpwave.training import folder as files
-from sharpwave.training.checkpoints import clear_begun
+from sharpwave.training.checkpoints import clear_begun, save_policy
 from sharpwave.training.front import chosen_recipe
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.seeds import SeedRuns
 
 SHORT: dict[str, Any] = {"steps": 300, "warmup_steps": 100, "progress": False}
+COUNTS = ("steps", "episodes", "updates", "replay_steps", "replay_bytes", "fixed_bytes", "minutes")
+MEANS = ("mean_reward", "bytes_per_step", "encoded_bytes_per_step")
+ENDED: dict[str, Any] = dict.fromkeys(COUNTS, 0) | dict.fromkeys(MEANS) | {"reason": "400 steps", "final": None}
+"""Summary of a run that has ended, and made no evaluations."""
 
 
 def make_cartpole() -> Any:
@@ -58,19 +63,35 @@ def test_seeds_are_trained_once_and_go_on(tmp_path: Path) -> None:
 
 def begun(folder: Path) -> Path:
     """A run as one that was killed before its first checkpoint leaves it, without its lock."""
-    (folder / "tensorboard").mkdir(parents=True)
+    for name in ("tensorboard", "videos", "saliency"):
+        (folder / name).mkdir(parents=True)
     (folder / "checkpoints" / ".000000000200.0123abcd.partial").mkdir(parents=True)
     files.write_config(folder, files.Config("cartpole", load_recipe("cartpole"), "1" * 32))
     (folder / "metrics.jsonl").write_text("{}\n")
+    (folder / "videos" / "000000000200.mp4").write_bytes(b"")
+    (folder / "saliency" / "000000000300.mp4").write_bytes(b"")
     (folder / "tensorboard" / "events.out.tfevents.0000000001.000000001.here.7").write_bytes(b"")
     return folder
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
-    clear_begun(begun(tmp_path / "run"))
+    save_policy(begun(tmp_path / "run") / "best.safetensors", {"weight": torch.zeros(2)}, {"steps": 100})
+    clear_begun(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
+    (tmp_path / "run" / ".config.json.0123abcd.partial").write_bytes(b"{")  # it was killed even earlier
     with files.new_folder(tmp_path / "run", "cartpole", 0):
-        pass
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
+
+
+def test_a_run_killed_amid_its_first_checkpoint_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sharpwave.training.checkpoints.save_checkpoint", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sw.train("CartPole-v1", "dqn", **SHORT, out=tmp_path / "run")
+    clear_begun(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +103,8 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path: Path) -
         "notes.txt",
         "analysis/one.csv",
         "tensorboard/mine.txt",
+        "videos/mine.mp4",
+        "saliency/000000000200.mp4/mine.mp4",
         "checkpoints/000000000200/online.safetensors",
         "checkpoints/.000000000200.0123abcd.partial/mine.txt",
         "replay/store.json",
@@ -107,6 +130,7 @@ def test_runs_of_different_length_make_no_figure(tmp_path: Path, monkeypatch: py
         (run / "checkpoints" / f"{steps:012d}" / "state.json").touch()
         of = recipe.override(seed=seed, steps=600 if seed == 2 else 400)
         files.write_config(run, files.Config("cartpole", of, "1" * 32))
+        files.write_summary(run, ENDED)
     (tmp_path / "scores.json").write_text('{"0": [1.0], "1": [3.0], "2": [5.0]}')
     settings: dict[str, Any] = {"recipe": "cartpole", "num_envs": recipe.env.num_envs, "out": tmp_path}
     with pytest.raises(ValueError, match=r"steps: got 400, expected at least.*: seed 2 has 600; scores of runs of"):
@@ -136,6 +160,34 @@ def test_runs_of_different_length_make_no_figure(tmp_path: Path, monkeypatch: py
     with pytest.raises(InterruptedError):
         sw.train_seeds("CartPole-v1", seeds=2, steps=500, **settings)
     assert begun == ["seed 0"]
+    assert '"0"' not in (tmp_path / "scores.json").read_text()  # it stands for no longer run
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        None,
+        {"reason": "interrupted by SIGINT"},
+        {"final": {"steps": 4, "scores": [2.0], "fresh": [], "mean": 2, "min": 2}},
+    ],
+)
+def test_scores_stand_for_no_other_end_of_their_run(
+    summary: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was killed or interrupted after it was resumed with more steps, or it has ended by itself with them."""
+    recipe = chosen_recipe("CartPole-v1", "dqn", None, {"steps": 400, "threads": 1})[1]
+    (tmp_path / "0").mkdir()
+    files.write_config(tmp_path / "0", files.Config("dqn", recipe, "1" * 32))
+    if summary is not None:
+        files.write_summary(tmp_path / "0", {name: one for name, one in ENDED.items() if name != "final"} | summary)
+    (tmp_path / "scores.json").write_text('{"0": [1.0]}')
+
+    def spawn(*_: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr("sharpwave.training.seeds.spawned", spawn)
+    with pytest.raises(InterruptedError):
+        sw.train_seeds("CartPole-v1", "dqn", seeds=1, steps=400, out=tmp_path)
 
 
 def test_longer_runs_keep_settings_that_follow_their_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,6 +178,8 @@ class _SeedProcesses:
     def run(self, processes: int) -> dict[int, list[float]]:
         """Train the seeds that are missing; return the scores by seed.  Raises: RuntimeError: runs failed."""
         waiting = deque(seed for seed in self._recipes if not self._kept(seed))
+        if any([self._scores.pop(seed, None) for seed in waiting]):  # of shorter runs
+            self._write_scores()
         going: dict[socket.socket, tuple[int, Any]] = {}
         failed: dict[int, str] = {}
         try:
@@ -213,9 +215,16 @@ class _SeedProcesses:
         return self._scores
 
     def _kept(self, seed: int) -> bool:
-        """Whether a run has ended, and by settings that differ from those of now in nothing by which it would go on."""
-        changes = _changes(self._folder / str(seed), self._recipes[seed])
-        return seed in self._scores and changes is not None and {*changes} <= WITHOUT_EFFECT
+        """Whether a run has ended, and by settings that differ from those of now in nothing by which it would go on.
+
+        Of a run that was resumed by itself meanwhile, the scores are not those of its end.
+        """
+        run = self._folder / str(seed)
+        changes, scores = _changes(run, self._recipes[seed]), self._scores.get(seed)
+        if changes is None or scores is None or not {*changes} <= WITHOUT_EFFECT:
+            return False
+        final = (files.read_summary(run) or {}).get("final", {})  # a run that goes on, or was interrupted, has none
+        return final is None or final.get("scores") == scores
 
     def _outcome(self, seed: int, answers: socket.socket) -> str:
         """Take a run's scores; return why it failed, or ""."""
@@ -227,11 +236,14 @@ class _SeedProcesses:
         if "failure" in frame.head:
             return str(frame.head["failure"])
         self._scores[seed] = frame.parts["scores"].tolist()
-        text = json.dumps({str(one): scores for one, scores in sorted(self._scores.items())})
-        write_bytes(self._folder / SCORES, text.encode())
+        self._write_scores()
         mean = sum(self._scores[seed]) / len(self._scores[seed])
         self._console.print(f"seed {seed}: {frame.head['steps']:,} steps, held-out mean {mean:,.2f}", highlight=False)
         return ""
+
+    def _write_scores(self) -> None:
+        text = json.dumps({str(seed): scores for seed, scores in sorted(self._scores.items())})
+        write_bytes(self._folder / SCORES, text.encode())
 
 
 def _read_scores(path: Path) -> dict[int, list[float]]:
