@@ -39,6 +39,8 @@ LEFT = re.compile(r"\.[0-9]{12}(-[0-9]+)?(\.[0-9a-f]{8})?\.(partial|removed)")
 """Names of folders that a process left when it was killed while it wrote or removed a checkpoint."""
 EVENTS = re.compile(r"events\.out\.tfevents\.[0-9]{10}\.[0-9]{9}\..+")
 """Names of TensorBoard's files that a run writes."""
+VIDEO = re.compile(r"[0-9]{12}\.mp4")
+"""Names of a run's videos."""
 KEEP = 2
 """Newest checkpoints of a run that stay."""
 MAX_STATE_BYTES, MAX_TENSOR_BYTES = 64 << 20, 16 << 30
@@ -366,37 +368,45 @@ def clear_begun(run: Path) -> None:
     """Remove what a run wrote that was killed before its first checkpoint, so that it may begin again.
 
     Raises:
-        ValueError: the run has ended, has a policy, or its folder holds something that it did not write, none of which
-            is removed; or the folder is in use.
+        ValueError: the run has ended, has the policy of a checkpoint, or its folder holds something that it did not
+            write, none of which is removed; or the folder is in use.
     """
     with files.locked(run):
         config = files.read_config(run, trust=True)
-        folders = {files.CHECKPOINTS: run / files.CHECKPOINTS, files.TENSORBOARD: run / files.TENSORBOARD}
-        inner = {name: [*path.iterdir()] if _is_folder(path) else [] for name, path in folders.items()}
-        partial = [path for path in inner[files.CHECKPOINTS] if LEFT.fullmatch(path.name) and _is_folder(path)]
-        events = [path for path in inner[files.TENSORBOARD] if path.is_file() and EVENTS.fullmatch(path.name)]
+        names = {files.CHECKPOINTS: LEFT, files.TENSORBOARD: EVENTS, files.VIDEOS: VIDEO, files.SALIENCY: VIDEO}
+        inner = [path for name in names if _is_folder(run / name) for path in (run / name).iterdir()]
+        own = [path for path in inner if names[path.parent.name].fullmatch(path.name)]
+        partial = [path for path in own if path.parent.name == files.CHECKPOINTS and _is_folder(path)]
+        written = [path for path in own if path.parent.name != files.CHECKPOINTS and path.is_file()]
         memory = [run / files.DISK] if config.replay and files.store_id(run / files.DISK) == config.replay else []
-        known = {*(run / name for name in (files.CONFIG, files.METRICS, files.LOCK, *folders))}
-        strange = {path for path in run.iterdir() if path not in known and path not in memory}
-        strange |= {path for paths in inner.values() for path in paths} - {*partial, *events}
+        best = [run / files.BEST] if _is_policy(run / files.BEST) else []
+        known = {*(run / name for name in (files.CONFIG, files.METRICS, files.LOCK, *names)), *memory, *best}
+        strange = {*run.iterdir()} - known | {*inner} - {*partial, *written}
         strange |= {path for path in partial if not _owned(path, _mark(config.run)) and any(path.iterdir())}
         if strange:
-            names = ", ".join(sorted(str(path.relative_to(run)) for path in strange))
+            found = ", ".join(sorted(str(path.relative_to(run)) for path in strange))
             raise ValueError(
                 f"run {str(run)!r} has no checkpoint to resume from, and cannot begin again in its folder, which holds "
-                f"{names}; restore the checkpoints, move the folder away, or give another"
+                f"{found}; restore the checkpoints, move the folder away, or give another"
             )
         for path in memory:
             next(files.memory_folders(run, {config.replay}))
             path.rmdir()
-        for path in (*events, run / files.METRICS):
+        for path in (*written, *best, run / files.METRICS):
             path.unlink(missing_ok=True)
         for path in partial:
             _remove_left(path, _mark(config.run))
-        for path in folders.values():
-            if path.exists():
-                path.rmdir()
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                (run / name).rmdir()
         (run / files.CONFIG).unlink()  # last: until then the folder is the run's
+
+
+def _is_policy(path: Path) -> bool:
+    try:
+        return bool(load_policy(path))
+    except (OSError, ValueError, NewerVersionError):
+        return False
 
 
 def _mark(run: str) -> bytes:
@@ -531,8 +541,6 @@ class Saver(Callback):
         if recipe.replay.save_replay and isinstance(training.view, DemonstratedReplay):
             self._figures["blend"] = training.view.state()
         self._best = state.held_out.best_weights
-        figures = {"steps": metrics["steps"], **self._about}
-        keep_policy(self._folder / files.LAST, training.agent.policy_tensors(), figures, self._say)
         before = self.lost
         try:
             self._save(training, _memories(training))
@@ -545,6 +553,9 @@ class Saver(Callback):
             progress.saved(True)
             if before:
                 self._say(f"The checkpoint at {progress.steps:,} steps was written; the run is saved again")
+        # Last: ``clear_begun`` knows by this file that there was a checkpoint.
+        figures = {"steps": metrics["steps"], **self._about}
+        keep_policy(self._folder / files.LAST, training.agent.policy_tensors(), figures, self._say)
 
     def on_evaluation(self, metrics: Metrics) -> None:
         assert self._training is not None

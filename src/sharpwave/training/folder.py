@@ -92,7 +92,7 @@ def new_folder(out: Path | None, name: str, seed: int) -> Iterator[Path]:
 def _check_empty(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"--out: {str(folder)!r} is a file; a run needs a folder of its own. Give another name")
-    if any(path.name != LOCK for path in folder.iterdir()):
+    if any(path.name != LOCK and not PARTIAL.fullmatch(path.name) for path in folder.iterdir()):
         raise ValueError(
             f"--out: {str(folder)!r} exists and is not empty; a run needs a folder of its own. Give another name or "
             f"remove it; to resume a run: sharpwave train --resume {quoted(folder)}"

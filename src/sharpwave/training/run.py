@@ -210,6 +210,7 @@ class RunParts:
             )
         with ExitStack() as stack:
             interrupted = stack.enter_context(caught_signals())
+            files.write_config(folder, config)  # first: by it the folder's other files are the run's
             callbacks: list[Any] = []
 
             def add(callback: Any) -> None:
@@ -225,7 +226,6 @@ class RunParts:
             add(Lasting(board, "TensorBoard's file", say))
             if settings.track:
                 add(Lasting(WeightsAndBiases(folder, config), "Weights & Biases' log", say))
-            files.write_config(folder, config)
             goal = recipe.evaluation.stop_reward
             display = Display(self.console, title, settings.steps, goal, offline=recipe.offline)
             add(Lasting(display, "the display", say))
