@@ -149,13 +149,13 @@ class Contender:
         self.measured.append(float(self.process.stdout.readline()))
 
     def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+        self.process.communicate()  # closes its input, after which it ends
 
 
 def compare(algorithms: list[str], sbx: str, rounds: int, updates: int, out: Path | None) -> None:
     """Measure the contenders of ``algorithms`` in turns, print a table, and write ``continuous_updates.json``.
+
+    Rows of other algorithms, which are in the file already, stay.
 
     Args:
         sbx: interpreter that has SBX.  rounds, updates: of each contender, and of one of its rounds.
@@ -189,11 +189,14 @@ def compare(algorithms: list[str], sbx: str, rounds: int, updates: int, out: Pat
     print("| algorithm | contender | ms an update | updates/s | to SBX | to SB3 |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
     for row in rows:
-        ratios = [f"{row['ratios'][peer]:.2f}" if peer in row["ratios"] else "" for peer in PEERS]
-        figures = (f"{row['milliseconds']:.2f}", f"{1e3 / row['milliseconds']:.1f}", *ratios)
+        beside = [f"{row['ratios'][peer]:.2f}" if peer in row["ratios"] else "" for peer in PEERS]
+        figures = (f"{row['milliseconds']:.2f}", f"{1e3 / row['milliseconds']:.1f}", *beside)
         print(f"| {row['algorithm']} | {row['contender']} | {' | '.join(figures)} |")
     if out:
-        runner.write(out / "continuous_updates.json", {"environment": environment(), "rows": rows})
+        path = out / "continuous_updates.json"
+        written = json.loads(path.read_text())["rows"] if path.exists() else []
+        kept = [row for row in written if row["algorithm"] not in algorithms]
+        runner.write(path, {"environment": environment(), "rows": kept + rows})
 
 
 if __name__ == "__main__":
