@@ -1,6 +1,8 @@
 """A team in numbers: spaces, batches with masks and absent agents, and what its networks see, in numpy."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,8 +97,17 @@ LENGTHS = (4, 2, 1, 3)
 COLUMNS = max(LENGTHS)
 
 
-class Windows(SimpleNamespace):
+@dataclass
+class Windows:
     """Batch of windows, whose further fields are its items."""
+
+    obs: Any
+    action: Any
+    step_reward: Any
+    discount: Any
+    mask: Any
+    weights: Any
+    fields: Any
 
     def __getitem__(self, name):
         return self.fields[name]

@@ -10,7 +10,7 @@ import sharpwave as sw
 from sharpwave.agents.masac import MASAC
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.agents.team_networks import Moments
-from sharpwave.agents.vdn import QMIX, VDN
+from sharpwave.agents.vdn import QMIX, VDN, TeamAgent
 from tests.agents import test_masac, test_qmix
 from tests.agents.optimizers import clipped
 from tests.agents.recurrent_oracle import sigmoid
@@ -302,6 +302,41 @@ def test_a_padded_step_changes_nothing(algorithm):
         found.append({"error": learned.td_error, **agent.state()["weights"]})
     for name, one in found[0].items():
         torch.testing.assert_close(one, found[1][name], rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("algorithm", [VDN, QMIX, MASAC])
+@pytest.mark.parametrize("own", [False, True])
+def test_columns_of_padding_alone_cost_nothing(algorithm, own, monkeypatch):
+    """Windows twice as long as their episodes teach the same, and networks go over the episodes' columns only."""
+    found, seen, along = [], [], TeamAgent.along
+
+    def watched(self, batch):
+        seen.append(batch.mask.shape)
+        return along(self, batch)
+
+    monkeypatch.setattr(TeamAgent, "along", watched)
+    for more in (0, COLUMNS):
+        torch.manual_seed(2)
+        changes = {"own_rewards": own} if algorithm is MASAC else {}
+        agent = algorithm(SPACES, algorithm.Settings(**BASE, standardize_rewards=True, **changes))
+        arrays = next(iter(windows(1, 4, UNITS)))
+        longer = {
+            name: np.concatenate([one, np.zeros_like(one, shape=(len(one), more, *one.shape[2:]))], axis=1)
+            for name, one in (arrays | arrays["obs"] | arrays["fields"]).items()
+            if name not in ("obs", "fields", "weights", "core")
+        }
+        batch = batch_of(
+            {name: longer.get(name, one) for name, one in arrays.items()}
+            | {"obs": {name: longer[name] for name in arrays["obs"]}}
+            | {"fields": {"core": arrays["fields"]["core"], "rewards": longer["rewards"]}}
+        )
+        torch.manual_seed(3)
+        learned = agent.learn(batch, 0)
+        assert learned.td_error.shape == batch.mask.shape and not learned.td_error[:, COLUMNS:].any()
+        found.append({"error": learned.td_error[:, :COLUMNS], **agent.state()["weights"]})
+    for name, one in found[0].items():
+        torch.testing.assert_close(one, found[1][name], rtol=0, atol=0, msg=name)
+    assert seen == [(len(LENGTHS), COLUMNS)] * 2
 
 
 @pytest.mark.parametrize("algorithm", [QMIX, MASAC])

@@ -24,7 +24,7 @@ from sharpwave.agents.losses import window_ends
 from sharpwave.agents.protocol import Acted, Learned, Obs
 from sharpwave.agents.r2d2 import n_step_targets
 from sharpwave.agents.replay import LEARNING
-from sharpwave.agents.vdn import TeamAgent, TeamSettings, TeamState, best_legal, taken
+from sharpwave.agents.vdn import TeamAgent, TeamSettings, TeamState, best_legal, padded, taken
 from sharpwave.configuration import expect, setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.teams import ACTION_MASK, REWARDS, legal_actions
@@ -170,7 +170,9 @@ class MASAC(TeamAgent):
 
     def learn(self, batch: Any, step: int) -> Learned:
         """Make one update of critics, policy and temperature, each along its gradient at the same weights."""
-        seen, logits, known, targets, real = (self.windows if self.settings.recurrent else self.transitions)(batch)
+        whole = batch.mask if self.settings.recurrent else None
+        batch = batch if whole is None else self.shortened(batch)
+        seen, logits, known, targets, real = (self.transitions if whole is None else self.windows)(batch)
         action, weights = batch.action.reshape(-1, self.team.agents), batch.weights
         weights = weights.repeat_interleave(len(action) // len(weights))
         error = targets - taken(self.values(self.critics, known, action), action.expand(2, -1, -1))
@@ -180,7 +182,7 @@ class MASAC(TeamAgent):
         self.minimize(loss + policy_loss, self.critics.parameters(), self.policy.parameters())
         move_towards(self.target, self.critics, self.settings.target_tau)
         td_error = error.detach().mean(dim=(0, 2)) * real
-        return Learned(td_error.reshape(batch.mask.shape) if self.settings.recurrent else td_error, metrics)
+        return Learned(td_error if whole is None else padded(td_error.reshape(batch.mask.shape), whole), metrics)
 
     def transitions(self, batch: Any) -> tuple[TeamSeen, Tensor, list[Tensor], Tensor, Tensor]:
         """Return the inputs of a batch's observations, the policy's logits for them, what critics know there, their

@@ -35,7 +35,7 @@ from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings, Upda
 from sharpwave.configuration import Checked, setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.spec import Field
-from sharpwave.teams import ACTION_MASK, legal_actions
+from sharpwave.teams import ACTION_MASK, REWARDS, legal_actions
 
 if TYPE_CHECKING:
     from sharpwave.agents.team_networks import TeamSeen
@@ -229,6 +229,18 @@ class TeamAgent(NetworkAgent):
         found: Tensor = self.moments(reward)
         return found if mask is None else found * mask
 
+    def shortened(self, batch: Any) -> Any:
+        """Return windows without their last columns, where these are padding in all of them.
+
+        An update then costs as much as the batch's longest window, not as ``length`` steps.
+        """
+        columns = int(batch.mask.any(dim=0).sum())
+        if columns == batch.mask.shape[1]:
+            return batch
+        own = {name: one[:, :columns] for name, one in batch.fields.items() if name == REWARDS}
+        along = {name: getattr(batch, name)[:, :columns] for name in ("action", "step_reward", "discount", "mask")}
+        return replace(batch, fields=batch.fields | own, **along)
+
     def along(self, batch: Any) -> TeamSeen:
         """Return the inputs of windows' steps and of the observation after them, of B * (L + 1) rows."""
         columns = batch.mask.shape[1] + 1
@@ -363,7 +375,11 @@ class VDN(TeamAgent):
         return loss, td_error.detach()
 
     def learn(self, batch: Any, step: int) -> Learned:
-        loss, td_error = self.window_loss(batch) if self.settings.recurrent else self.loss(batch)
+        if self.settings.recurrent:
+            loss, td_error = self.window_loss(self.shortened(batch))
+            td_error = padded(td_error, batch.mask)
+        else:
+            loss, td_error = self.loss(batch)
         self.minimize(loss, self.online.parameters())
         move_towards(self.target, self.online, self.settings.target_tau)
         return Learned(td_error, {"loss": loss.detach()})
@@ -391,6 +407,11 @@ class QMIX(VDN):
         from sharpwave.agents.team_networks import Mixer
 
         return Mixer(self.team.agents, self.inputs.state_size, self.settings.mixing_units)
+
+
+def padded(td_error: Tensor, mask: Tensor) -> Tensor:
+    """Return errors of shortened windows with zeros for the columns of ``mask`` [B, L] behind them."""
+    return nn.functional.pad(td_error, (0, mask.shape[1] - td_error.shape[1]))
 
 
 def best_legal(values: Tensor, legal: Tensor) -> Tensor:
