@@ -142,36 +142,61 @@ MUJOCO = {
     )
 }
 LUNARLANDER = {"lunarlander": {"dqn": Arm("lunarlander", seeds=(511, 512, 513))}}
-TWO_STEP = {"env": "sharpwave/TwoStep-v0", "steps": 10_000, "evaluate_every": 0}
+TWO_STEP = {"env": "sharpwave/TwoStep-v0", "steps": 10_000, "update_every": 8, "evaluate_every": 0}
+OF_SPREAD: dict[str, dict[str, Any]] = {
+    "qmix": {"update_every": 8, "learning_rate": 5e-4, "target_tau": 0.005, "n_step": 5},
+    "vdn": {"update_every": 8, "n_step": 1},
+    "masac": {"update_every": 8, "standardize_rewards": False},
+}
+"""Settings by which simple_spread's runs were made, with half as many updates as the recipes have."""
 UNTRAINED = {"steps": 2_000, "evaluate_every": 0}
 """The warm-up of recipes ``vdn``, ``qmix`` and ``masac``, after which no update has been made."""
-MEETING = {"env": "sharpwave/Meeting-v0", "steps": 30_000, "utd": 0.25, "evaluate_every": 0}
+MEETING = {"env": "sharpwave/Meeting-v0", "steps": 30_000, "evaluate_every": 0}
+OF_EPYMARL: dict[str, Any] = {
+    "recurrent": True, "batch_size": 32, "hidden_units": 64, "learning_rate": 3e-4, "target_tau": 0.01, "n_step": 1,
+    "gamma": 0.99, "standardize_rewards": True, "evaluate_every": 50_000, "checkpoint_every": 50_000,
+}  # fmt: skip
+"""Settings of EPyMARL's agents with shared networks, whose updates are of 32 episodes, one an episode."""
+FORAGING = OF_EPYMARL | {
+    "env": "Foraging-8x8-2p-3f-v3", "steps": 2_000_000, "length": 50, "utd": 0.04, "capacity": 250_000,
+}  # fmt: skip
+WAREHOUSE = OF_EPYMARL | {
+    "env": "rware-tiny-2ag-v2", "steps": 4_000_000, "length": 500, "utd": 0.002, "capacity": 1_000_000,
+}  # fmt: skip
+FALLING = {"epsilon_end": 0.05, "epsilon_steps": 200_000}
 TEAMS = {
     "meeting": {
         "qmix": Arm("qmix", MEETING | {"epsilon_steps": 12_000}, seeds=OURS),
-        "masac": Arm("masac", MEETING | {"standardize_rewards": True}, seeds=OURS),
-        "masac plain": Arm("masac", MEETING, seeds=OURS),
+        "vdn": Arm("vdn", MEETING | {"epsilon_steps": 12_000}, seeds=OURS),
+        "masac": Arm("masac", MEETING, seeds=OURS),
+        "qmix one reward": Arm("qmix", MEETING | {"epsilon_steps": 12_000, "n_step": 1}, seeds=OURS),
+    },
+    **{
+        task: {
+            **{name: Arm(name, changes | FALLING, epsilon=0.0, seeds=OURS) for name in ("qmix", "vdn")},
+            "masac": Arm("masac", changes, epsilon=0.0, seeds=OURS),
+        }
+        for task, changes in (("foraging", FORAGING), ("rware", WAREHOUSE))
+    },
+    "smax": {
+        "qmix": Arm("qmix", {"env": "learner_tasks:Smax3m-v0", "steps": 100_000, "evaluate_every": 0}, seeds=OURS[:1])
     },
     "two-step": {
-        "qmix": Arm(  # with VDN's steps
-            "qmix",
-            TWO_STEP | {"epsilon_end": 1.0, "learning_rate": 1e-3, "target_tau": 0.01, "n_step": 1},
-            seeds=OURS,
-        ),
-        "vdn": Arm("vdn", TWO_STEP | {"epsilon_end": 1.0}, seeds=OURS),
-        "masac": Arm("masac", TWO_STEP, seeds=OURS),
+        "qmix": Arm("qmix", TWO_STEP | {"epsilon_end": 1.0, "n_step": 1}, seeds=OURS),
+        "vdn": Arm("vdn", TWO_STEP | {"epsilon_end": 1.0, "n_step": 1}, seeds=OURS),
+        "masac": Arm("masac", TWO_STEP | {"standardize_rewards": False}, seeds=OURS),
     },
     "spread": {
         "random": Arm("qmix", UNTRAINED, epsilon=1.0, seeds=OURS),
         **{
-            name + what: Arm(name, changes, seeds=OURS)
+            name + what: Arm(name, changes | OF_SPREAD[name], seeds=OURS)
             for name in ("qmix", "vdn", "masac")
             for what, changes in ((" untrained", UNTRAINED), ("", {"evaluate_every": 0}))
         },
     },
 }
-"""A grid where two agents have to meet, the matrix game of the QMIX paper, under uniform exploration as there, and
-mpe2's simple_spread."""
+"""A grid where two agents have to meet; level-based foraging and the multi-robot warehouse; SMAX (learner_tasks.py);
+the matrix game of the QMIX paper, under uniform exploration as there; and mpe2's simple_spread."""
 RECURRENT = {
     "num_envs": 16, "steps": 200_000, "capacity": 200_000, "codec": "raw", "threads": 1, "checkpoint_every": 100_000,
     "warmup_steps": 2_000, "update_every": 4, "stop_reward": 0.9, "evaluate_every": 10_000, "network": "mlp",

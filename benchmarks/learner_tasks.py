@@ -23,6 +23,7 @@ from sharpwave.agents.protocol import Learned
 from sharpwave.agents.registry import register
 from sharpwave.agents.rlpd import BlendedTransitions
 from sharpwave.configuration import setting
+from sharpwave.envs import TeamEnv
 from sharpwave.envs.small_tasks import Lock, TMaze
 from sharpwave.training import recording
 from sharpwave.training.recipes import load_recipe
@@ -191,7 +192,98 @@ def agent57() -> Recipe:
     return read_recipe(examples / "agent57" / "deep-sea.toml")[1]
 
 
-MADE: dict[str, Any] = {"TMaze4-v0": tmaze, "Lock4-v0": lock, "MemoryChain-v0": Chain}
+class Battle:
+    """A battle of SMAX, JaxMARL's StarCraft-like game against a scripted enemy, as a PettingZoo ``ParallelEnv``.
+
+    Units see their surroundings, have a mask of legal actions, and are absent once they are dead; each gets an equal
+    share of the team's reward, whose sum is 2 for a battle that is won: 1 for the damage and 1 for the victory.
+
+    Source: Rutherford et al. (2024), JaxMARL: multi-agent RL environments and algorithms in JAX.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"name": "smax"}
+
+    def __init__(self, scenario: str) -> None:
+        import jax
+        import jaxmarl  # type: ignore[import-not-found]
+        from jaxmarl.environments.smax import map_name_to_scenario  # type: ignore[import-not-found]
+
+        game = jaxmarl.make("HeuristicEnemySMAX", scenario=map_name_to_scenario(scenario))
+
+        def begin(key: Any) -> Any:
+            seen, state = game.reset(key)
+            return seen, game.get_avail_actions(state), state
+
+        def step(key: Any, state: Any, actions: Any) -> Any:
+            key, own = jax.random.split(key)
+            seen, state, rewards, ended, _ = game.step_env(own, state, actions)
+            alive = state.state.unit_alive
+            won_or_lost = ~(alive[: game.num_agents].any() & alive[game.num_agents :].any())
+            return key, seen, game.get_avail_actions(state), state, rewards, ended, won_or_lost
+
+        self._begin, self._step, self._key, self._game = jax.jit(begin), jax.jit(step), jax.random.PRNGKey, game
+        self.possible_agents: list[str] = list(game.agents)
+        self.agents: list[str] = []
+        self._random: Any = self._key(0)
+        self._seen, self._masks, self._battle = self._begin(self._random)
+
+    def observation_space(self, agent: str) -> Any:
+        """Return the space of an agent's observation."""
+        return gymnasium.spaces.Box(-np.inf, np.inf, self._game.observation_space(agent).shape, np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        """Return the actions of an agent: movements, and an attack of each enemy."""
+        return gymnasium.spaces.Discrete(int(self._game.action_space(agent).n))
+
+    @property
+    def state_space(self) -> Any:
+        """Space of the global state."""
+        return gymnasium.spaces.Box(-np.inf, np.inf, self._seen["world_state"].shape, np.float32)
+
+    def state(self) -> Any:
+        """Return the global state."""
+        return np.asarray(self._seen["world_state"])
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        """Begin a battle."""
+        if seed is not None:
+            self._random = self._key(seed)
+        self._seen, self._masks, self._battle = self._begin(self._random)
+        self.agents = [*self.possible_agents]
+        return self._observed(), self._infos()
+
+    def step(self, actions: dict[str, int]) -> Any:
+        """Make a step; the dead, whose masks allow one action, do nothing. After 100 steps a battle is cut."""
+        idle = {name: int(np.argmax(mask)) for name, mask in self._masks.items()}
+        self._random, self._seen, self._masks, self._battle, paid, ended, won_or_lost = self._step(
+            self._random, self._battle, idle | actions
+        )
+        cut = bool(ended["__all__"]) and not won_or_lost
+        names = self.agents
+        terminated = {name: bool(won_or_lost) or (not cut and bool(ended[name])) for name in names}
+        share = {name: float(paid[name]) / len(self.possible_agents) for name in self.possible_agents}
+        self.agents = [name for name in names if not (cut or terminated[name])]
+        return self._observed(), share, terminated, dict.fromkeys(names, cut), self._infos()
+
+    def _observed(self) -> dict[str, Any]:
+        return {name: np.asarray(self._seen[name]) for name in self.possible_agents}
+
+    def _infos(self) -> dict[str, Any]:
+        return {name: {"action_mask": np.asarray(mask)} for name, mask in self._masks.items()}
+
+    def render(self) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+def battle(scenario: str = "3m", render_mode: str | None = None) -> TeamEnv:
+    """Make a battle whose learners see the global state."""
+    return TeamEnv(Battle(scenario), state=True)
+
+
+MADE: dict[str, Any] = {"TMaze4-v0": tmaze, "Lock4-v0": lock, "MemoryChain-v0": Chain, "Smax3m-v0": battle}
 for name, entry_point in MADE.items():
     if name not in gymnasium.registry:
         gymnasium.register(name, entry_point)

@@ -1,7 +1,7 @@
 """Tasks learned by several agents from several seeds: held-out scores of fixed weights, their IQM and its interval.
 
-    python benchmarks/learners.py [--tasks tmaze lock minatar lunarlander meeting two-step spread repeat-first
-                                   memory-chain
+    python benchmarks/learners.py [--tasks tmaze lock minatar lunarlander meeting two-step spread foraging rware
+                                   smax repeat-first memory-chain
                                    breakout seaquest qbert pong-fair cartpole cartpole-stale minatar-ppo
                                    halfcheetah inverted-pendulum hopper deep-sea deep-sea-10 robots classic defaults]
                                   [--peers] [--sbx PYTHON] [--agents NAME ...] [--seeds 401 402 ...]
@@ -27,6 +27,8 @@ each one's own defaults, whose last policies play 30 episodes. Ours are compared
 ratios, by score and by score a minute. All arms begin with their first seeds, so that ``--minutes``, after which no run
 begins, leaves a table to add to. Interrupted runs of ours go on, peers' begin again.
 ``--random`` trains nothing: scores of true random play, whole games, every action of the game with equal probability.
+``foraging`` and ``rware`` (extra ``teams``): 2 and 4 million steps by EPyMARL's settings, then 100 greedy episodes by
+the best evaluation's policy; hours of one core, going on where they were interrupted. ``smax`` needs jaxmarl.
 ``deep-sea``: exploration; but for the measurement's few random actions all 100 episodes of a policy are the same.
 """
 
