@@ -7,8 +7,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
+from sharpwave.agents.bc import BC
 from sharpwave.agents.crossq import CrossQ
 from sharpwave.agents.hidden_layers import BatchRenorm
+from sharpwave.agents.iql import IQL
+from sharpwave.agents.ppo import PPO
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.sac import SAC
 from sharpwave.agents.td3 import TD3
@@ -79,6 +82,26 @@ def test_updates_are_those_of_the_equations(kind, changes, oracle, decay, draws)
         assert all(
             np.abs(found - begun[network][name]).max() > 1e-3 for name, found in networks_of(agent)[network].items()
         )
+
+
+@pytest.mark.parametrize("kind", [SAC, TD3, BC, IQL, PPO])
+def test_an_action_without_axes_is_that_of_one_number(kind):
+    made = []
+    for shape in ((1,), ()):
+        torch.manual_seed(2)
+        agent = kind(Spaces(SPACES.observation, Box(-1, 3, shape, np.float32)), kind.Settings(hidden_units=UNITS))
+        if kind is not PPO:
+            (batch,) = batches(1, seed=3)
+            batch["action"] = batch["action"][:, 0].reshape(BATCH, *shape)
+            agent.learn(SimpleNamespace(**{name: torch.from_numpy(one) for name, one in batch.items()}), 0)
+        obs = np.random.default_rng(0).normal(size=(7, SIZE)).astype(np.float32)
+        action = agent.act(obs, agent.begin(7), 0, explore=False).action
+        with torch.no_grad():
+            decided = agent.decide(torch.from_numpy(obs), {})[0].numpy()
+        assert action.shape == decided.shape == (7, *shape)
+        np.testing.assert_allclose(decided, action, rtol=0, atol=1e-6)
+        made.append(action.reshape(-1))
+    np.testing.assert_array_equal(*made)
 
 
 def test_targets_begin_as_copies():

@@ -115,7 +115,7 @@ class Gaussian:
         self.box, self.size, self._log_std, self._sde_every = box, math.prod(box.shape), log_std, sde_every
         low, high = box.low.astype(np.float32), box.high.astype(np.float32)
         bounded = np.isfinite(low) & np.isfinite(high) & (bounds != "clipped")
-        self._squashed = bounded & (bounds == "squashed")
+        self._squashed = np.asarray(bounded & (bounds == "squashed"))
         self._middle, self._half = np.zeros_like(low), np.ones_like(low)
         self._middle[bounded] = (low[bounded] + high[bounded]) / 2
         self._half[bounded] = (high[bounded] - low[bounded]) / 2

@@ -142,7 +142,7 @@ class BC(MeasuredData):
         if self.bounds is not None and self.likelihood != "squared":
             squashed: Tensor = self.bounds.actions(mean.tanh())
             return squashed
-        return within(mean.unflatten(1, self.box.shape), self.box)
+        return within(mean.reshape(-1, *self.box.shape), self.box)
 
     # learn
 
@@ -157,7 +157,7 @@ class BC(MeasuredData):
         if self.numbered is not None:
             action = self.numbered.numbers(batch.action)
             return action_cross_entropy(with_legal(predicted, legal_in(self.spaces, batch.obs), action), action)
-        action = batch.action.flatten(1).to(predicted.dtype)
+        action = batch.action.reshape(len(predicted), -1).to(predicted.dtype)
         if self.likelihood == "squared":
             # The negative log-likelihood of a Gaussian policy of fixed variance, but for a factor and a constant.
             return squared(predicted - action).mean(dim=1)

@@ -135,7 +135,7 @@ class BoxActions:
         self.size = math.prod(space.shape)
         self._space = space
         self._unscaled = bool((low == -1).all() and (high == 1).all())
-        self._centre, self._half = (low + high) / 2, (high - low) / 2
+        self._centre, self._half = np.asarray((low + high) / 2), np.asarray((high - low) / 2)  # also of shape ()
 
     def actions(self, scaled: Any) -> Any:
         """Return the environment's actions [N, *shape] for float [N, size] in -1 ... 1, an array or a tensor."""
@@ -157,9 +157,9 @@ class BoxActions:
     def scaled(self, actions: Tensor) -> Tensor:
         """Return float32 [B, size] in -1 ... 1 for actions [B, *shape] of the environment: the inverse."""
         if self._unscaled:
-            return actions.flatten(1).float()
+            return actions.reshape(-1, self.size).float()
         centre, half = (torch.from_numpy(one).to(actions.device) for one in (self._centre, self._half))
-        return ((actions - centre) / half).flatten(1).float()
+        return ((actions - centre) / half).reshape(-1, self.size).float()
 
 
 class ContinuousAgent(NetworkAgent):

@@ -119,7 +119,7 @@ class IQL(BC):
         """Return actions as critics take them, float32 [B, n]: scaled to -1 ... 1 where there are bounds, numbered ones
         as one-hot vectors."""
         if self.numbered is None:
-            return action.flatten(1).float() if self.bounds is None else self.bounds.scaled(action)
+            return action.reshape(len(action), -1).float() if self.bounds is None else self.bounds.scaled(action)
         return nn.functional.one_hot(self.numbered.numbers(action), self.numbered.count).float()
 
     def learn(self, batch: Any, step: int) -> Learned:
