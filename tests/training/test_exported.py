@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Dict, Discrete
 
 import sharpwave as sw
+from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.registry import AGENTS
 from sharpwave.extras import install
+from sharpwave.training.exported import Acting
 
-from .test_policies import MASKED, policy_of, sampled, small_agent
+from .test_policies import MASKED, NUMBERS, policy_of, sampled, small_agent
 
 FAMILIES = ("a2c", "dqn", "masac", "ppo", "r2d2", "rainbow", "sac")
 ROWS = 200
@@ -72,6 +75,28 @@ def test_onnxruntime_acts_alike(kind, tmp_path):
     outputs = [one.name for one in session.get_outputs()]
     assert outputs == ["action", *(f"next_{name}" for name in memory if name != "reward")]
     check(policy, lambda arrays: session.run(None, dict(zip(names, arrays, strict=True))))
+
+
+NAMED = {"action", "core", "linear", "next_core", "obs_action", "reward"}
+
+
+@pytest.mark.parametrize("kind", ["dqn", "r2d2"])
+def test_parts_may_have_names_of_other_inputs_and_outputs(kind):
+    agent = small_agent(kind, Spaces(Dict(dict.fromkeys(NAMED, NUMBERS)), Discrete(3)))
+    acting = Acting(agent, sorted(NAMED))
+    assert len({*acting.inputs, *acting.outputs}) == len(NAMED) + 2 * len(agent.memory()) + (kind == "dqn")
+    assert acting.inputs[: len(NAMED)] == [f"obs_{name}" for name in sorted(NAMED)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [NAMED, {"linear", "angular"}])
+def test_onnxruntime_loads_parts_of_any_name(names, tmp_path):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    policy = policy_of(small_agent("dqn", Spaces(Dict(dict.fromkeys(names, NUMBERS)), Discrete(3))))
+    session = onnxruntime.InferenceSession(policy.export(tmp_path / "it.onnx"), providers=["CPUExecutionProvider"])
+    inputs = [one.name for one in session.get_inputs()]
+    check(policy, lambda arrays: session.run(None, dict(zip(inputs, arrays, strict=True))))
 
 
 @pytest.mark.slow

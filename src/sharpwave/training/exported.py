@@ -40,8 +40,11 @@ class Acting(nn.Module):
         self.modules_of_agent = nn.ModuleList(agent.acting_modules(True).values())
         self._agent = agent  # no module: its other networks are left out
         self._parts, self._memory = parts, list(agent.memory())
-        self.inputs = [*(parts or [OBSERVATION]), *self._memory]
         self.outputs = [ACTION, *(f"{NEXT}{name}" for name in self._memory if name != REWARD)]
+        observed = parts or [OBSERVATION]
+        while {*observed} & {*self._memory, *self.outputs}:  # a model's names differ, inputs and outputs alike
+            observed = [f"{OBSERVATION}_{name}" for name in observed]
+        self.inputs = [*observed, *self._memory]
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         count = len(given) - len(self._memory)
@@ -103,6 +106,10 @@ def export_onnx(policy: Any, path: Path) -> None:
             program, (), input_names=acting.inputs, output_names=acting.outputs, dynamo=True, verbose=False
         )
         assert made is not None
+        for number, node in enumerate(made.model.graph):
+            for value in node.outputs:
+                if value.name in acting.inputs:  # as ``linear`` of an operation, and of an observation
+                    value.name = f"{value.name}.{number}"
         with replacing(path) as partial:
             made.save(str(partial))
 
