@@ -158,6 +158,9 @@ def test_a_run_remembers_what_it_was_given(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="in Python with trust=True"):
         opened.evaluate(episodes=1)
     assert len(opened.evaluate(episodes=1, trust=True).scores) == 1
+    with pytest.raises(ValueError, match="in Python with trust=True"):
+        opened.resume(steps=56, progress=False)
+    assert opened.resume(steps=56, env=make_cartpole, progress=False).summary["steps"] == 56  # nothing is imported
 
 
 def test_a_folder_at_home_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def resume(
     """
     files.checkpoints(folder)  # raises where there is no run or no checkpoint
     folder, console = folder.absolute(), console or Console()
-    config = files.read_config(folder, trust=trust)
+    config = files.read_config(folder, trust=trust or env is not None)  # then the environment's module is not imported
     with files.locked(folder):
         recipe = config.recipe.override(**changes)
         if env is not None:
