@@ -118,6 +118,12 @@ def test_what_is_asked_for_has_an_effect(recipe, changes, needs):
         load_recipe(recipe).override(**changes)
 
 
+def test_updates_are_the_steps_of_an_offline_run():
+    assert load_recipe("calql").override(updates=500) == load_recipe("calql").override(steps=500)
+    with pytest.raises(ValueError, match="unknown settings updates"):
+        Recipe().override(updates=500)
+
+
 def test_settings_that_a_recipe_has_anyway_may_lose_their_effect():
     recipe = load_recipe("minatar-rainbow")
     assert recipe.override(head="c51").agent.quantiles == 16  # which c51 does not use

@@ -252,8 +252,6 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
         # Compared by name: typer vendors click, so click's own enum is another one.
         given = {key: value for key, value in values.items() if ctx.get_parameter_source(key).name == "COMMANDLINE"}  # type: ignore[union-attr]
         given.pop("algorithm", None)  # the recipe has it already
-        if (updates := given.pop("updates", None)) is not None:
-            given["steps"] = updates
         chosen = recipe if config is None else read_recipe(config, recipe, trust=trust)[1]
         changes = values_of(chosen, set_values, **given)
         if config is None and is_known(name):

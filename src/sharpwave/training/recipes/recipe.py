@@ -470,12 +470,14 @@ class Recipe:
         return recipe
 
     def paths(self, values: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-        """Map values by option name to values by the setting's path.
+        """Map values by option name to values by the setting's path; offline, ``updates`` is another name of ``steps``.
 
         Raises:
             ValueError: an unknown setting, or a value of another type.
         """
         known = {leaf.name: leaf for leaf in leaves(self)}
+        if self.offline:
+            known["updates"] = known["steps"]
         unknown = sorted(set(values) - set(known))
         if unknown:
             close = {one.name: None for name in unknown for one in alike(name, list(known.values()))}
