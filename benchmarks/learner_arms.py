@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from learner_data import ENVS, QUALITIES
+
 from sharpwave.bench.learning_runs import EPSILON
 
 
@@ -20,6 +22,8 @@ class Arm:
         peer: another library's agent in the recipe's environment, for as many steps: arguments of
             ``learner_peers.trained``; of ``{}`` it is Stable-Baselines3's with the recipe's settings. None: ours.
         fitted: the recipe is an algorithm's name, whose own settings suit the run's length, as in ``sw.train``.
+        data: what is learned from, by its name in ``learner_data``; the recipe is the name of an offline algorithm, or
+            "data": the returns of its episodes.
     """
 
     recipe: str
@@ -29,6 +33,7 @@ class Arm:
     seeds: tuple[int, ...] = (101, 102, 103, 104, 105)
     peer: dict[str, Any] | None = None
     fitted: bool = False
+    data: str = ""
 
 
 FOUR_FRAMES = {
@@ -250,16 +255,29 @@ ROBOT_PEERS: dict[str, dict[str, Any]] = {
     PEER + "td3": {"library": "sb3", "algorithm": "TD3", "settings": START, "action_noise": 0.1},
 }  # fmt: skip
 """Agents of other libraries with their own defaults, and the first random steps of recipe ``sac``."""
+OUR_ROBOTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sac": ("sac", {}),
+    "sac normalized": ("sac", {"layer_norm": True, "normalize_obs": True}),
+    "sac utd 2": ("sac", {"layer_norm": True, "normalize_obs": True, "utd": 2.0}),
+    "simba": ("simba", {}),
+    "tqc": ("tqc", {}),
+    "crossq": ("crossq", {}),
+    "td3": ("td3", {}),
+}
+"""Our agents: recipe, and settings that differ from it."""
 ROBOTS = {
     f"{env}-100k": {
         agent: Arm(
-            "sac" if peer else agent,
-            {"env": f"{env}-v5", "steps": 100_000, "evaluate_every": 0},
+            recipe,
+            {"env": f"{env}-v5", "steps": 100_000, "evaluate_every": 0} | changes,
             epsilon=0.0,
             seeds=(201, 202, 203, 204, 205),
             peer=peer,
         )
-        for agent, peer in ({"sac": None, "crossq": None, "td3": None} | ROBOT_PEERS).items()
+        for agent, recipe, changes, peer in (
+            *((agent, *one, None) for agent, one in OUR_ROBOTS.items()),
+            *((agent, "sac", {}, peer) for agent, peer in ROBOT_PEERS.items()),
+        )
     }
     for env in ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid")
 }
@@ -327,8 +345,48 @@ DEFAULTS = {
     )
 }
 """Short runs without any setting, beside Stable-Baselines3's own defaults."""
-GROUPS = {"minatar": [*MINATAR], "robots": [*ROBOTS], "classic": [*CLASSIC], "defaults": [*DEFAULTS]}
+D3RLPY = "d3rlpy "
+"""Prefix of the names of d3rlpy's agents."""
+LAYERS = {"hidden_units": [256, 256, 256], "use_layer_norm": True}
+OFFLINE_PEERS: dict[str, dict[str, Any]] = {
+    "bc": {"algorithm": "BC", "settings": {"batch_size": 256}},
+    "td3bc": {"algorithm": "TD3PlusBC", "standardize": True, "settings": {}},
+    "iql": {"algorithm": "IQL", "return_scale": 1000.0, "settings": {}},
+    "rebrac": {"algorithm": "ReBRAC", "settings": {}, "critic": LAYERS, "actor": LAYERS | {"use_layer_norm": False}},
+}
+"""d3rlpy's learners: its own defaults and, where these are not the papers', the papers' scaling and networks."""
+UPDATES = 25_000
+OFFLINE = {
+    f"offline-{data}": {
+        "data": Arm("data", {"env": f"{data.partition('-')[0]}-v5"}, seeds=(0,), data=data),
+        **{
+            who + agent: Arm(
+                agent,
+                {"env": f"{data.partition('-')[0]}-v5", "steps": UPDATES, "evaluate_every": 0, "threads": 1},
+                epsilon=0.0,
+                seeds=(201, 202, 203),
+                peer=None if peer is None else {"library": "d3rlpy", **peer},
+                data=data,
+            )
+            for who, agents in (
+                ("", dict.fromkeys(("bc", "td3bc", "iql", "rebrac", "calql"))), (D3RLPY, OFFLINE_PEERS),
+            )
+            for agent, peer in agents.items()
+        },
+    }
+    for data in (f"{env}-{quality}" for env in ENVS for quality in QUALITIES)
+}  # fmt: skip
+"""Offline learners of sets that our own SAC made, as D4RL's, after as many updates each."""
+GROUPS = {
+    "minatar": [*MINATAR],
+    "robots": [*ROBOTS],
+    "classic": [*CLASSIC],
+    "defaults": [*DEFAULTS],
+    "offline": [*OFFLINE],
+}
 """Tasks by the name that stands for all of them."""
-ASKED_FOR = OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS | MUJOCO | ROBOTS | CLASSIC | DEFAULTS | DEEP_SEA
+ASKED_FOR = (
+    OF_OTHERS | ATARI | LUNARLANDER | ON_POLICY | TEAMS | MUJOCO | ROBOTS | CLASSIC | DEFAULTS | OFFLINE | DEEP_SEA
+)
 """Tasks that are made where they are asked for."""
 TASKS |= MINATAR | ASKED_FOR

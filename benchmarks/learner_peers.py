@@ -3,8 +3,9 @@
     PYTHON benchmarks/learner_peers.py '{"library": "sbx", "algorithm": "CrossQ", "env": "Hopper-v5", "steps": 100000,
         "seed": 0, "episodes": 30, "held_out": 1879048192}'
 
-Libraries: ``sb3`` (Stable-Baselines3, torch) and ``sbx`` (its sibling in JAX). Only the standard library, gymnasium and
-the library itself are imported, so that each may have an environment of its own: ``learners.py --sbx PYTHON``.
+Libraries: ``sb3`` (Stable-Baselines3, torch), ``sbx`` (its sibling in JAX), and ``d3rlpy``, which learns offline. Only
+the standard library, gymnasium and the library itself are imported, so that each may have an environment of its own:
+``learners.py --sbx PYTHON --d3rlpy PYTHON``.
 """
 
 from __future__ import annotations
@@ -90,7 +91,78 @@ def trained(
     }  # fmt: skip
 
 
+def learned_offline(
+    algorithm: str,
+    env: str,
+    steps: int,
+    seed: int,
+    episodes: int,
+    held_out: int,
+    data: str,
+    settings: dict[str, Any],
+    standardize: bool = False,
+    return_scale: float = 0.0,
+    critic: dict[str, Any] | None = None,
+    actor: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Train a learner of d3rlpy from recorded data alone, and measure its last policy on fresh episodes.
+
+    Args:
+        steps: updates.
+        data: npz file of ``learner_data.as_arrays``.
+        standardize: subtract the mean of the observations, and divide by their deviation.
+        return_scale: divide rewards by the range of returns, and multiply by this; 0: rewards as they are.
+        critic, actor: arguments of their networks; None: the library's.
+    Returns:
+        as ``trained``.
+    """
+    import d3rlpy
+    import gymnasium
+    import numpy as np
+    import torch
+
+    torch.set_num_threads(1)
+    d3rlpy.seed(seed)
+    arrays = np.load(data)
+    recorded = d3rlpy.dataset.MDPDataset(
+        *(arrays[name] for name in ("observations", "actions", "rewards", "terminals", "timeouts"))
+    )
+    given = dict(settings)
+    if standardize:
+        given["observation_scaler"] = d3rlpy.preprocessing.StandardObservationScaler()
+    if return_scale:
+        given["reward_scaler"] = d3rlpy.preprocessing.ReturnBasedRewardScaler(multiplier=return_scale)
+    for name, network in (("critic_encoder_factory", critic), ("actor_encoder_factory", actor)):
+        if network is not None:
+            given[name] = d3rlpy.models.VectorEncoderFactory(**network)
+    learner = getattr(d3rlpy.algos, f"{algorithm}Config")(**given).create(device="cpu:0")
+    before = time.monotonic()
+    learner.fit(
+        recorded, steps, n_steps_per_epoch=steps, show_progress=False,
+        logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
+    )  # fmt: skip
+    minutes = (time.monotonic() - before) / 60
+
+    scores = []
+    with gymnasium.make(env) as fresh:
+        for episode in range(episodes):
+            obs, _ = fresh.reset(seed=held_out + episode)
+            score, ended = 0.0, False
+            while not ended:
+                obs, reward, terminated, truncated, _ = fresh.step(learner.predict(obs[None].astype(np.float32))[0])
+                score, ended = score + float(reward), terminated or truncated
+            scores.append(score)
+    return {
+        "score": statistics.fmean(scores), "scores": scores, "steps": steps, "minutes": minutes, "reason": "its steps",
+    }  # fmt: skip
+
+
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
     names = asked.pop("names", {})
-    print(json.dumps({**names, **trained(**asked)}))
+    if asked.get("library") == "d3rlpy":
+        del asked["library"]
+        line = learned_offline(**asked)
+    else:
+        line = trained(**asked)
+    print(json.dumps({**names, **line}))

@@ -3,8 +3,9 @@
     python benchmarks/learners.py [--tasks tmaze lock minatar lunarlander meeting two-step spread foraging rware
                                    smax repeat-first memory-chain
                                    breakout seaquest qbert pong-fair cartpole cartpole-stale minatar-ppo
-                                   halfcheetah inverted-pendulum hopper deep-sea deep-sea-10 robots classic defaults]
-                                  [--peers] [--sbx PYTHON] [--agents NAME ...] [--seeds 401 402 ...]
+                                   halfcheetah inverted-pendulum hopper deep-sea deep-sea-10 robots classic defaults
+                                   offline]
+                                  [--peers] [--sbx PYTHON] [--d3rlpy PYTHON] [--agents NAME ...] [--seeds 401 402 ...]
                                   [--minutes M] [--at-a-time 2] [--runs FOLDER] [--out FILE]
     python benchmarks/learners.py --random breakout qbert seaquest pong
 
@@ -23,9 +24,10 @@ a quarter of an hour of one core, or 15,000 of the pendulum, but of TD3; the las
 noise. ``--agents "stable-baselines3 sac"``, or td3, has that library's learn with the same settings.
 ``robots``: five of them at 100,000 steps, with ``--peers`` beside SBX and Stable-Baselines3 with their own settings;
 ``classic``: small tasks by PPO and A2C, beside Stable-Baselines3 with its zoo's settings; ``defaults``: short runs by
-each one's own defaults, whose last policies play 30 episodes. Ours are compared with the best peer of the task as
-ratios, by score and by score a minute. All arms begin with their first seeds, so that ``--minutes``, after which no run
-begins, leaves a table to add to. Interrupted runs of ours go on, peers' begin again.
+each one's own defaults, whose last policies play 30 episodes; ``offline``: sets of Hopper, HalfCheetah and Walker2d
+(learner_data.py), learned from by our offline agents, beside d3rlpy's. Ours are compared with the best peer of the
+task as ratios, by score and by score a minute. All arms begin with their first seeds, so that ``--minutes``, after
+which no run begins, leaves a table to add to. Interrupted runs of ours go on, peers' begin again.
 ``--random`` trains nothing: scores of true random play, whole games, every action of the game with equal probability.
 ``foraging`` and ``rware`` (extra ``teams``): 2 and 4 million steps by EPyMARL's settings, then 100 greedy episodes by
 the best evaluation's policy; hours of one core, going on where they were interrupted. ``smax`` needs jaxmarl.
@@ -43,9 +45,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import learner_data
 import numpy as np
 import runner
-from learner_arms import ASKED_FOR, ATARI, DEFAULTS, GROUPS, MINATAR_AGENTS, MUJOCO, ROBOTS, SBX, TASKS
+from learner_arms import (
+    ASKED_FOR,
+    ATARI,
+    D3RLPY,
+    DEFAULTS,
+    GROUPS,
+    MINATAR_AGENTS,
+    MUJOCO,
+    OFFLINE,
+    ROBOTS,
+    SBX,
+    TASKS,
+)
 from matplotlib.figure import Figure
 
 from sharpwave.bench.learning_runs import (
@@ -72,9 +87,13 @@ def recipe_of(task: str, agent: str, seed: int, folder: Path) -> Recipe:
     import learner_tasks as tasks
 
     from sharpwave.training.front import chosen_recipe
-    from sharpwave.training.recipes import load_recipe
+    from sharpwave.training.recipes import default_recipe, load_recipe
 
     arm = TASKS[task][agent]
+    if arm.data and arm.recipe != "data":
+        return default_recipe(arm.recipe).override(
+            **arm.changes, data=str(learner_data.data_set(arm.data, folder.parent / "data")), seed=seed, device="cpu"
+        )
     here = {"demonstrated-dqn": tasks.DEMONSTRATED, "stale-impala": tasks.STALE}
     if task == "deep-sea":
         here["agent57"] = tasks.agent57()
@@ -90,17 +109,23 @@ def recipe_of(task: str, agent: str, seed: int, folder: Path) -> Recipe:
 def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
     """Train one run of ours in this process, or go on with it, and measure it."""
     arm = TASKS[task][agent]
+    if arm.recipe == "data":
+        scores = learner_data.returns(learner_data.data_set(arm.data, folder.parent / "data"))
+        return {"score": statistics.fmean(scores), "scores": scores, "steps": 0, "minutes": 0.0, "reason": "recorded"}
     return learned(arm.recipe, recipe_of(task, agent, seed, folder), folder, episodes_of(task), arm.epsilon)
 
 
 def asked_of_peer(task: str, agent: str, seed: int, folder: Path) -> dict[str, Any]:
     """Return the arguments of ``learner_peers.trained``: the recipe's environment, steps and seed, and held-out
     episodes that ours play."""
-    recipe, peer = recipe_of(task, agent, seed, folder), TASKS[task][agent].peer
-    return {
+    recipe, arm = recipe_of(task, agent, seed, folder), TASKS[task][agent]
+    asked = {
         "env": recipe.env.name, "steps": recipe.training.steps, "seed": seed, "episodes": episodes_of(task),
-        "held_out": HELD_OUT + seed, **(peer or with_the_settings_of(recipe)),
+        "held_out": HELD_OUT + seed, **(arm.peer or with_the_settings_of(recipe)),
     }  # fmt: skip
+    if arm.data:
+        asked["data"] = str(learner_data.as_arrays(Path(recipe.agent.data), folder.parent / f"{arm.data}.npz"))
+    return asked
 
 
 def with_the_settings_of(recipe: Recipe) -> dict[str, Any]:
@@ -144,7 +169,11 @@ def commit() -> str:
 
 def episodes_of(task: str) -> int:
     """Return how many held-out episodes a task's runs are measured on; one of Freeway has 2,500 steps."""
-    return GAME_EPISODES if task.startswith("minatar") or task in ATARI | MUJOCO | ROBOTS | DEFAULTS else EPISODES
+    return (
+        GAME_EPISODES
+        if task.startswith("minatar") or task in ATARI | MUJOCO | ROBOTS | DEFAULTS | OFFLINE
+        else EPISODES
+    )
 
 
 def print_table(lines: list[Line]) -> None:
@@ -243,6 +272,7 @@ def main() -> None:
     parser.add_argument("--agents", nargs="+", help="only these, peers included")
     parser.add_argument("--peers", action="store_true", help="agents of other libraries too")
     parser.add_argument("--sbx", default=sys.executable, metavar="PYTHON", help="interpreter that has SBX and MuJoCo")
+    parser.add_argument("--d3rlpy", default=sys.executable, metavar="PYTHON", help="interpreter that has d3rlpy")
     parser.add_argument("--seeds", type=int, nargs="+", help="others than each agent's own")
     parser.add_argument("--at-a-time", type=int, default=2, help="runs that train side by side")
     parser.add_argument(
@@ -279,7 +309,8 @@ def main() -> None:
             return [sys.executable, __file__, "--one", task, agent, str(seed), str(folder)]
         names = {"task": task, "agent": agent, "seed": seed, "commit": commit()}
         asked = {"names": names, **asked_of_peer(task, agent, seed, folder)}
-        python = arguments.sbx if agent.startswith(SBX) else sys.executable
+        pythons = {SBX: arguments.sbx, D3RLPY: arguments.d3rlpy}
+        python = next((one for prefix, one in pythons.items() if agent.startswith(prefix)), sys.executable)
         return [python, str(HERE / "learner_peers.py"), json.dumps(asked)]
 
     lines = all_runs(wanted, command, arguments.runs, arguments.out, arguments.at_a_time, minutes=arguments.minutes)
