@@ -41,6 +41,8 @@ def learned(name: str, recipe: Recipe, folder: Path, episodes: int, epsilon: flo
 
     Args:
         epsilon: probability of a random action in these.
+    Returns:
+        the figures of a line; of a run that this process made alone, its processor's minutes as well.
     Raises:
         RuntimeError: the run was interrupted; the next call goes on with it.
     """
@@ -50,11 +52,13 @@ def learned(name: str, recipe: Recipe, folder: Path, episodes: int, epsilon: flo
     from sharpwave.training.policies import Policy
     from sharpwave.training.run import resume, run
 
-    console = Console()
+    console, before, begun = Console(), time.process_time(), True
     if any((folder / "checkpoints").glob("[0-9]*")):
         _, summary = resume(folder, {}, console, trust=True)
+        begun = False
     else:
         _, summary = run(name, recipe, folder, console)
+    took = (time.process_time() - before) / 60
     if "final" not in summary:
         raise RuntimeError(f"the run in {str(folder)!r} has not ended: {summary['reason']}")
     seed = HELD_OUT + recipe.training.seed
@@ -62,7 +66,7 @@ def learned(name: str, recipe: Recipe, folder: Path, episodes: int, epsilon: flo
     played = evaluate(policy, episodes=episodes, seed=seed, epsilon=epsilon)
     return {
         "score": played.mean, "scores": played.scores, "steps": policy.steps, "minutes": summary["minutes"],
-        "reason": summary["reason"],
+        "reason": summary["reason"], **({"processor_minutes": took} if begun else {}),
     }  # fmt: skip
 
 
