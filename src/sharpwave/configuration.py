@@ -7,6 +7,7 @@ import difflib
 import functools
 import math
 import numbers
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -310,8 +311,10 @@ def from_table(base: Settings, table: Any, path: str = "") -> Settings:
 
 def checked(where: str, hint: Any, value: Any) -> Any:
     """Check the type of a setting's value. An integer becomes a float where one is expected, and a whole float, as
-    1e6, an integer; numpy's numbers become Python's.  Raises: ValueError."""
+    1e6, an integer; numpy's numbers become Python's, and paths texts.  Raises: ValueError."""
     kinds = _kinds(hint)
+    if isinstance(value, os.PathLike) and str in kinds:
+        value = os.fspath(value)
     if getattr(value, "shape", None) == ():
         value = value.item()
     if is_whole(value):

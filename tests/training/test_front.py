@@ -163,6 +163,13 @@ def test_a_run_remembers_what_it_was_given(tmp_path: Path) -> None:
     assert opened.resume(steps=56, env=make_cartpole, progress=False).summary["steps"] == 56  # nothing is imported
 
 
+def test_a_run_and_a_path_stand_for_a_folder_in_settings(tmp_path: Path) -> None:
+    made = sw.train("CartPole-v1", "dqn", **SHORT | {"steps": 100, "warmup_steps": 30}, out=tmp_path / "run")
+    for data in (made, made.folder, str(made.folder)):
+        assert chosen(None, "bc", data=data)[1].agent.data == str(tmp_path / "run")
+    assert sw.agents.CQL.Settings(data=made).data == str(tmp_path / "run")
+
+
 def test_a_folder_at_home_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     sw.train("CartPole-v1", "dqn", **SHORT | {"steps": 16, "warmup_steps": 8}, out="~/mine")

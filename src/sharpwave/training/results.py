@@ -42,8 +42,8 @@ class _Outcome(NamedTuple):
 class TrainingRun(_Outcome):
     """Run that has ended, or that was opened from its folder; a notebook shows its score, curve and settings.
 
-    ``folder, summary = run`` unpacks it. As ``sharpwave.train`` returns it, it remembers the environment that it was
-    given, for ``evaluate`` and ``resume``.
+    ``folder, summary = run`` unpacks it, and it stands for its folder where a path does, as in ``data=run``. As
+    ``sharpwave.train`` returns it, it remembers the environment that it was given, for ``evaluate`` and ``resume``.
 
     Attributes:
         folder: the run's folder.
@@ -52,6 +52,9 @@ class TrainingRun(_Outcome):
 
     _env: Any = None
     _trusted = False
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
 
     def of(self, env: Any) -> TrainingRun:
         """Return the run as one of this process, which made its environment: ``env``; None: by its name."""
