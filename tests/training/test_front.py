@@ -271,6 +271,32 @@ def test_an_environment_that_raises_before_learning_raises_at_once(tmp_path: Pat
     assert raised.value.__notes__ == [where] and not (tmp_path / "run" / "checkpoints").exists()
 
 
+class Stops(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Environment that ends the program in a step, or is interrupted twice in one."""
+
+    def __init__(self, raises: type[BaseException] | None) -> None:
+        super().__init__(make_cartpole())
+        self.raises, self.left = raises, 150
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left == 0 and self.raises is not None:
+            raise self.raises
+        for _ in range(2 * (self.left == 0)):
+            signal.raise_signal(signal.SIGINT)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("raises", [SystemExit, KeyboardInterrupt, None])
+def test_an_environment_that_ends_the_program_leaves_a_checkpoint(
+    raises: type[BaseException] | None, tmp_path: Path
+) -> None:
+    """Ctrl-C, pressed twice, leaves none."""
+    with pytest.raises(raises or KeyboardInterrupt):
+        sw.train(Stops(raises), "dqn", **SHORT | {"warmup_steps": 50}, out=tmp_path / "run")
+    assert (tmp_path / "run" / "checkpoints").exists() == (raises is not None)
+
+
 class Walk(gymnasium.Env[Any, Any]):
     """Walk from 0 to 5; the observation is the place, and the step of the episode."""
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.reduction import ForkingPickler
 from types import FrameType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,10 @@ from sharpwave.training.scores import EpisodeScore
 
 RAISED = (Exception, SystemExit)
 """Errors of a callback that end the run with a checkpoint. KeyboardInterrupt ends it at once."""
+
+
+class AtOnce(KeyboardInterrupt):
+    """Second Ctrl-C, which ends a run where it stands; an environment's own KeyboardInterrupt is another error."""
 
 
 class CallbackError(RuntimeError):
@@ -126,7 +130,7 @@ class Experience:
     max_updates: int | None = None
 
     @property
-    def failure(self) -> Exception | None:
+    def failure(self) -> BaseException | None:
         """Error by which the source has failed for good, or with which it stopped; None: none."""
         return None
 
@@ -173,14 +177,14 @@ class Training:
     state: TrainingState
     callbacks: Sequence[Callback | Guarded | Lasting] = ()
     reason: str | None = field(default=None, init=False)
-    error: Exception | None = field(default=None, init=False)
+    error: BaseException | None = field(default=None, init=False)
     learning: bool = field(default=False, init=False)
 
     def stop(self, reason: str) -> None:
         """End training, with a checkpoint, after this turn of the loop; from a hook that follows it, after the next."""
         self.reason = reason
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """End training as ``stop`` does, and then raise ``error``; of several errors, the first."""
         self.error = self.error or error
         ours = isinstance(self.error, (CallbackError, ProcessDiedError))
@@ -470,7 +474,10 @@ def caught_signals() -> Iterator[Callable[[], str | None]]:
 
     def note(number: int, _: FrameType | None) -> None:
         came.append(signal.Signals(number).name)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, at_once)
+
+    def at_once(number: int, _: FrameType | None) -> NoReturn:
+        raise AtOnce
 
     caught = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

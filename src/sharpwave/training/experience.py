@@ -18,9 +18,11 @@ from sharpwave.training.actors.pool import ActorPool, central_inference
 from sharpwave.training.actors.ray_nodes import RayHub
 from sharpwave.training.actors.worker import ShardPlace, ratio_limiter, used_up
 from sharpwave.training.callbacks import (
+    RAISED,
     Actor,
     ActorHooks,
     Arrived,
+    AtOnce,
     CallbackError,
     Experience,
     MakeActorCallback,
@@ -68,11 +70,11 @@ class LocalExperience(Experience):
         self._acted: Acted | None = None
         self._state: Any = None
         self._updates = progress.updates  # those that are saved
-        self._broken: Exception | None = None
+        self._broken: BaseException | None = None
         self._begun = (progress.steps, seed)  # steps of the run at the last reset of all environments, and its seed
 
     @property
-    def failure(self) -> Exception | None:
+    def failure(self) -> BaseException | None:
         return self._broken or self._hooks.failure
 
     def __enter__(self) -> Self:
@@ -98,7 +100,9 @@ class LocalExperience(Experience):
         assert self._acted is not None
         try:
             self._obs, reward, terminated, truncated, infos = self._recorded.step_wait()
-        except Exception as error:
+        except AtOnce:
+            raise
+        except (*RAISED, KeyboardInterrupt) as error:
             self._fail(error, 1 + (self._progress.steps - self._begun[0]) // self._lanes)
             return Arrived(0, [])
         ended = terminated | truncated
@@ -121,14 +125,16 @@ class LocalExperience(Experience):
         self._begun = self._progress.steps, seed
         try:
             self._obs, _ = self._recorded.reset(seed=seed)
-        except Exception as error:
+        except AtOnce:
+            raise
+        except (*RAISED, KeyboardInterrupt) as error:
             self._fail(error, 0)
             return
         self._state = self._agent.begin(self._lanes)
         self._sums.break_off()
         self._hooks.episodes_begin(range(self._lanes))
 
-    def _fail(self, error: Exception, step: int) -> None:
+    def _fail(self, error: BaseException, step: int) -> None:
         """Keep an error for the end of the run; raise it at once where no update would be lost."""
         said = where_raised(self._name, range(self._lanes), step, self._begun[1])
         error.add_note(said[0].upper() + said[1:])
@@ -158,7 +164,7 @@ class LaterExperience(NoExperience):
         self._begun = self._plays = False
 
     @property
-    def failure(self) -> Exception | None:
+    def failure(self) -> BaseException | None:
         return self._playing.failure
 
     def __exit__(self, *raised: object) -> None:
