@@ -197,8 +197,16 @@ def masks_in_infos(name: str) -> bool:
     A separate environment is made for this: an extra reset would change the others' episodes.
     """
     with closing(gymnasium.make(name, disable_env_checker=True)) as env:
+        return in_infos_of(env)
+
+
+def in_infos_of(env: Any) -> bool:
+    """Return whether infos have an action mask, by a reset."""
+    try:
         _, info = env.reset(seed=0)
         return ACTION_MASK in info
+    except (TypeError, ValueError):  # no info, or none that is a dict: a vector's reset tells
+        return False
 
 
 def _name(env: Any) -> str:

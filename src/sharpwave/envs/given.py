@@ -14,10 +14,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import batch_space
 
 from sharpwave.environment_kinds import kind_of
-from sharpwave.envs.action_masks import with_action_mask
+from sharpwave.envs.action_masks import in_infos_of, with_action_mask
 from sharpwave.envs.gym import flat_observations, with_whole_episodes, with_whole_resets
+from sharpwave.envs.lanes import Lanes
 from sharpwave.nesting import map_leaves
-from sharpwave.teams import ACTION_MASK
 
 NOT_ANEW = (
     "cannot be made again, and evaluations need an environment of their own: it has no spec; give a function that "
@@ -52,11 +52,6 @@ def environment_name(made: Any) -> str:
     found = getattr(getattr(made, "spec", None), "id", None)
     inner = getattr(made, "unwrapped", made)
     return str(found or getattr(inner, "name", None) or type(inner).__name__)
-
-
-def _masks_in_infos(env: Any) -> bool:
-    """Return whether infos have an action mask, by a reset; what follows resets the environment by a seed anyway."""
-    return ACTION_MASK in env.reset(seed=0)[1]
 
 
 def _made_anew(made: Any) -> list[Callable[[], Any]]:
@@ -149,8 +144,7 @@ class Given:
                 raise ValueError(f"env: {self.name} {NOT_ANEW}")
             made = [self._anew[number % len(self._anew)]() for number in range(lanes or 1)]
             if is_vector(self.object):
-                whole: list[Any] = [partial(with_whole_resets, one) for one in made]
-                return SyncVectorEnv(whole, autoreset_mode=AutoresetMode.SAME_STEP)
+                return Lanes([partial(with_whole_resets, one) for one in made])
         else:
             first, self._first = self._first or self._made(lanes or usual), None
             count = 1 if is_vector(first) else lanes or usual
@@ -193,8 +187,8 @@ def _together(made: list[Any], stack: int, action_masks: bool) -> VectorEnv[Any,
             env = gymnasium.wrappers.FrameStackObservation(env, stack_size=stack, padding_type="reset")
         return with_action_mask(env, in_infos=masks) if action_masks else env
 
-    masks = cache(partial(_masks_in_infos, made[0]))
-    return SyncVectorEnv([partial(wrapped, one) for one in made], autoreset_mode=AutoresetMode.SAME_STEP)
+    masks = cache(partial(in_infos_of, made[0]))  # what follows resets the environment by a seed anyway
+    return Lanes([partial(wrapped, one) for one in made])
 
 
 class LeftOpen(gymnasium.Wrapper[Any, Any, Any, Any]):
