@@ -81,7 +81,7 @@ def test_the_replayed_stack_is_the_stack_that_was_acted_on():
     ("name", "message"),
     [
         ("breakot", "did you mean the Atari game breakout"),
-        ("NoSuchEnv-v3", "expected an Atari game as pong"),
+        ("NoSuchEnv-v3", "expected an Atari game such as pong"),
     ],
 )
 def test_unknown_or_unfit_environments(name, message):

@@ -222,7 +222,7 @@ def test_mpe_by_name():
 
 def test_mpe_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="mpe2 has no such environment, expected one as mpe2/simple_spread_v3"):
+    with pytest.raises(ValueError, match="mpe2 has no such environment, expected one such as mpe2/simple_spread_v3"):
         make_env("mpe2/nothing_v1", 1)
 
     def missing(name):
