@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from sharpwave.envs import make_env
 from sharpwave.envs.given import Given
-from sharpwave.envs.lanes import Lanes
+from sharpwave.envs.lanes import LaneEnvs
 
 OBS = np.zeros(3, np.float32)
 DICT = Dict(there=Box(-1, 1, (2,)), here=Discrete(3))
@@ -55,7 +55,7 @@ def stepped(obs: Any) -> Any:
     ],
 )
 def test_errors_name_what_does_not_fit(odd: Odd, said: str) -> None:
-    for env in (Lanes([Odd, lambda: odd]), Given(iter([Odd(), odd]).__next__).make(2, 2, 1, True)):
+    for env in (LaneEnvs([Odd, lambda: odd]), Given(iter([Odd(), odd]).__next__).make(2, 2, 1, True)):
         with pytest.raises(ValueError, match=re.escape(said)) as raised:
             env.reset(seed=0)
             env.step(np.array([0, 1]))
@@ -72,12 +72,12 @@ def test_errors_name_what_does_not_fit(odd: Odd, said: str) -> None:
 )
 def test_parts_that_do_not_fit_are_named(obs: Any, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
-        Lanes([lambda: Odd(reset=(obs, {}), space=DICT)]).reset()
+        LaneEnvs([lambda: Odd(reset=(obs, {}), space=DICT)]).reset()
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), TypeError("mine"), KeyError("mine")])
 def test_an_environment_s_own_error_is_raised_as_it_is(error: Exception) -> None:
-    env = Lanes([lambda: Odd(step=error)])
+    env = LaneEnvs([lambda: Odd(step=error)])
     env.reset()
     with pytest.raises(type(error)) as raised:
         env.step(np.array([0]))
@@ -88,7 +88,7 @@ def test_environments_by_name_are_checked_as_well(monkeypatch: pytest.MonkeyPatc
     closed: list[Any] = []
     monkeypatch.setattr("gymnasium.envs.classic_control.cartpole.CartPoleEnv.close", lambda self: closed.append(self))
     env = make_env("CartPole-v1", 2)
-    assert isinstance(env, Lanes) and env.spec is not None and env.spec.id == "CartPole-v1"
+    assert isinstance(env, LaneEnvs) and env.spec is not None and env.spec.id == "CartPole-v1"
     gc.collect()
     games = [one.unwrapped for one in env.envs]
     assert not any(one is game for one in closed for game in games)  # but another one, which was looked at

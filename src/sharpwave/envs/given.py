@@ -16,7 +16,7 @@ from gymnasium.vector.utils import batch_space
 from sharpwave.environment_kinds import kind_of
 from sharpwave.envs.action_masks import in_infos_of, with_action_mask
 from sharpwave.envs.gym import flat_observations, with_whole_episodes, with_whole_resets
-from sharpwave.envs.lanes import Lanes
+from sharpwave.envs.lanes import LaneEnvs
 from sharpwave.nesting import map_leaves
 
 NOT_ANEW = (
@@ -144,7 +144,7 @@ class Given:
                 raise ValueError(f"env: {self.name} {NOT_ANEW}")
             made = [self._anew[number % len(self._anew)]() for number in range(lanes or 1)]
             if is_vector(self.object):
-                return Lanes([partial(with_whole_resets, one) for one in made])
+                return LaneEnvs([partial(with_whole_resets, one) for one in made])
         else:
             first, self._first = self._first or self._made(lanes or usual), None
             count = 1 if is_vector(first) else lanes or usual
@@ -188,7 +188,7 @@ def _together(made: list[Any], stack: int, action_masks: bool) -> VectorEnv[Any,
         return with_action_mask(env, in_infos=masks) if action_masks else env
 
     masks = cache(partial(in_infos_of, made[0]))  # what follows resets the environment by a seed anyway
-    return Lanes([partial(wrapped, one) for one in made])
+    return LaneEnvs([partial(wrapped, one) for one in made])
 
 
 class LeftOpen(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sharpwave.envs.action_masks import masks_in_infos, with_action_mask
-from sharpwave.envs.lanes import Lanes
+from sharpwave.envs.lanes import LaneEnvs
 from sharpwave.envs.small_tasks import register_tasks
 from sharpwave.envs.team_games import register_mpe, register_packages, with_team
 from sharpwave.extras import install
@@ -117,7 +117,7 @@ def make_gym(
             f"env {name!r} cannot be made: {hint or error} "
             "(expected an Atari game such as pong or breakout, or a Gymnasium id such as CartPole-v1)"
         ) from error
-    lanes = Lanes([partial(next, iter([one])) for one in made.envs])  # type: ignore[attr-defined]
+    lanes = LaneEnvs([partial(next, iter([one])) for one in made.envs])  # type: ignore[attr-defined]
     lanes.spec, made.closed = made.spec, True  # else it would close them when it is deleted
     if render:
         _check_rendering(name, lanes)

@@ -23,7 +23,7 @@ TAKEN_BY = (
 JOINED_BY = "gymnasium.vector.utils"
 
 
-class Lanes(SyncVectorEnv):
+class LaneEnvs(SyncVectorEnv):
     """Vector in this process that resets in the step that ends an episode.  Raises: ValueError."""
 
     def __init__(self, make: Sequence[Callable[[], Any]]) -> None:
