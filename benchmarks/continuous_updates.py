@@ -8,6 +8,7 @@ gymnasium and the library itself are imported by a contender of another library.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +83,9 @@ def own_update(algorithm: str, settings: dict[str, Any]) -> Callable[[], None]:
     from sharpwave.agents.protocol import Spaces
     from sharpwave.training import setup
 
-    setup.arithmetic(setup.ONE_THREAD).__enter__()
+    held = ExitStack()
+    held.enter_context(setup.arithmetic(setup.ONE_THREAD))
+    atexit.register(held.close)  # a context that nothing holds ends at once
     env = gym.vector.SyncVectorEnv([Noise])
     kind = getattr(sw.agents, algorithm)
     agent = kind(Spaces(env.single_observation_space, env.single_action_space), kind.Settings(**settings))
