@@ -248,7 +248,7 @@ def test_a_stack_that_breaks_is_refused_by_name() -> None:
     before = buffer.size()
     with pytest.raises(ValueError, match="frame_stack=None"):
         add(20, 22)
-    with pytest.raises(ValueError, match="that begins an episode with its first one"):
+    with pytest.raises(ValueError, match="whose first stack in an episode repeats the first frame"):
         add(30, 31)  # an episode that begins with four frames
     assert buffer.size() == before
     add(20, 21)

@@ -32,13 +32,13 @@ def test_a_process_that_dies_is_restarted_after_growing_pauses_up_to_a_limit(mon
     assert buried(child) == "exit status 7" and not child.due  # it died soon, for the second time
     child.restart()
     child.process.kill()
-    child.failure = "Traceback\nError: its own words\n"
+    child.failure = "Traceback\n  File its.py\nError: its own\n  words\n"
     buried(child)
     with pytest.raises(ProcessDiedError) as died:
         child.restart()
     assert str(died.value) == (
         "worker 1 died of: Error: its own words; restarts so far: 2, as many as --limit allows\n"
-        "Traceback\nError: its own words"
+        "Traceback\n  File its.py\nError: its own\n  words"
     )
     assert said == [
         "Worker 1 died of: exit status 7; it is restarted at once; restarts left: 1",

@@ -234,7 +234,7 @@ class Breaks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _count(self, call: str) -> None:
         self.until[call] -= 1
         if self.until[call] == 0:
-            raise ZeroDivisionError(f"{call} broke")
+            raise ZeroDivisionError(f"{call} broke\n  again")
 
     def step(self, action: Any) -> Any:
         self._count("step")
@@ -257,7 +257,7 @@ def test_an_environment_that_raises_leaves_a_checkpoint(broken: Breaks, call: st
     assert re.fullmatch(rf"Raised by .*, environment 0 of the run, in step {when} after a reset with seed \d+", where)
     run = sw.TrainingRun.open(tmp_path / "run")
     reached = run.summary["steps"]
-    assert run.summary["reason"] == f"ZeroDivisionError: {call} broke" and len(run.store) == reached > 50
+    assert run.summary["reason"] == f"ZeroDivisionError: {call} broke again" and len(run.store) == reached > 50
     assert call == "reset" or reached == 249
     cut = [one for one in run.store.episodes() if one.ended == "truncated"]
     assert cut and all(one.info["broken_off"] for one in cut)  # CartPole truncates after 500 steps, none so soon

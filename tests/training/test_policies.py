@@ -118,7 +118,7 @@ def test_a_policy_acts_as_its_agent_does_before_and_after_a_file(kind, tmp_path)
         action, given = loaded.predict(obs, given, begun, deterministic=True, reward=reward)
         np.testing.assert_array_equal(action, acted.action)
         if agent.remembers:
-            with pytest.raises(ValueError, match=f"{kind} remembers"):
+            with pytest.raises(ValueError, match=f"{kind} is recurrent"):
                 loaded.act(obs)
         else:
             assert given is None

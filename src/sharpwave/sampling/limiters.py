@@ -279,7 +279,7 @@ def batch_waits(
     limiter: Limiter | None,
     batch_size: int,
     cursor: Cursor,
-    remedy: Callable[[], str] = lambda: "the writer has to append",
+    remedy: Callable[[], str] = lambda: "the writer has to append, or use a smaller batch_size",
 ) -> str | None:
     """Return the reason why a batch must wait for a limiter, or for uses of steps; ``None`` if it need not.
 

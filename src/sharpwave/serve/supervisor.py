@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
+from textwrap import shorten
 from typing import IO, Any, Protocol
 
 CONTEXT = multiprocessing.get_context("spawn")
@@ -31,6 +33,8 @@ TERMINATED_S = 1.0
 KILLED_S = 5.0
 """Times that a process may take to end after SIGTERM and after SIGKILL."""
 LOOK_S = 0.01
+HEADLINE = 500
+"""Characters of an error in a message about its process."""
 PARENT_GONE = 3
 """Exit status of a function's process whose parent has ended."""
 TERMINAL_SIGNALS = ("SIGINT", "SIGHUP")
@@ -212,10 +216,11 @@ def end(
 
 
 def _headline(failure: str) -> str:
-    """Return the line of a failure that names the error: of a traceback, the first one after its frames."""
+    """Return the part of a failure that names the error, as one line: of a traceback, the lines after its frames."""
     lines = failure.splitlines() or ["?"]
     if (frames := failure.rpartition("Traceback")[2].splitlines()[1:]) and len(frames) < len(lines):
-        return next((line for line in frames if line[:1].strip()), lines[-1])
+        named = [*itertools.dropwhile(lambda line: not line[:1].strip(), frames)]
+        return shorten(" ".join(named), HEADLINE) if named else lines[-1]
     return lines[-1]
 
 

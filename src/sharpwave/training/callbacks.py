@@ -188,8 +188,10 @@ class Training:
         """End training as ``stop`` does, and then raise ``error``; of several errors, the first."""
         self.error = self.error or error
         ours = isinstance(self.error, (CallbackError, ProcessDiedError))
-        said = str(self.error) if ours else f"{type(self.error).__name__}: {self.error}"
-        self.reason = (said.splitlines() or [said])[0]  # a traceback of another process may follow
+        if ours:
+            self.reason = (str(self.error).splitlines() or [""])[0]  # a traceback of another process may follow
+        else:
+            self.reason = " ".join(f"{type(self.error).__name__}: {self.error}".split())
 
     def tell(self, hook: str, *arguments: Any) -> list[Any]:
         """Call a hook of all callbacks, in order; return their answers."""
