@@ -124,6 +124,7 @@ def as_arrays(data: Path, file: Path) -> Path:
             observations=np.concatenate([one.obs["obs"][:-1] for one in episodes]),
             actions=np.concatenate([one.fields["action"] for one in episodes]),
             rewards=np.concatenate([one.reward for one in episodes]),
-            **marks,
+            terminals=marks["terminals"],
+            timeouts=marks["timeouts"],
         )
     return file

@@ -211,7 +211,7 @@ def iqm_of(runs: list[Line]) -> float:
 
 def minutes_of(runs: list[Line]) -> float:
     """Return the median of the runs' minutes: of the processor where known, which other programs disturb little."""
-    known = [run["processor_minutes"] for run in runs if "processor_minutes" in run]
+    known: list[float] = [run["processor_minutes"] for run in runs if "processor_minutes" in run]
     middle: float = statistics.median(known or [run["minutes"] for run in runs])
     return middle
 

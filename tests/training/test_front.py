@@ -167,7 +167,8 @@ def test_a_run_and_a_path_stand_for_a_folder_in_settings(tmp_path: Path) -> None
     made = sw.train("CartPole-v1", "dqn", **SHORT | {"steps": 100, "warmup_steps": 30}, out=tmp_path / "run")
     for data in (made, made.folder, str(made.folder)):
         assert chosen(None, "bc", data=data)[1].agent.data == str(tmp_path / "run")
-    assert sw.agents.CQL.Settings(data=made).data == str(tmp_path / "run")
+    given: Any = made
+    assert sw.agents.CQL.Settings(data=given).data == str(tmp_path / "run")
 
 
 def test_a_folder_at_home_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
