@@ -2,10 +2,15 @@
 #define SHARPWAVE_MODULE
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
+#include "unlocked.hpp"
 
 NB_MODULE(_core, module) {
     if (_import_array() < 0) throw nanobind::python_error();
     nanobind::set_leak_warnings(false);  // a store that lives until the process ends is no leak
+    nanobind::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+        if (!thrown) sharpwave::stop_thread();  // its stack is unwound, and nothing was thrown
+        std::rethrow_exception(thrown);
+    });
     module.doc() =
         "Native core: what runs per step, per item and per byte. Internal: its functions trust their callers.";
     sharpwave::define_boundaries(module);

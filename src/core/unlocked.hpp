@@ -13,11 +13,16 @@
 
 namespace sharpwave {
 
-// Releases the interpreter's lock for a scope.
+// Stops the calling thread for good.
 //
-// Where the process ends meanwhile, Python ends a thread that asks for the lock by unwinding its stack (before 3.14,
-// which stops it for good). A destructor lets nothing through and would end the process with an error: the thread stops
-// here instead.
+// Where the process ends, Python ends a thread that asks for the interpreter's lock by unwinding its stack
+// (before 3.14, which stops it as this does). Neither destructors nor nanobind's functions, which take it for an
+// exception, let that through: they would end the process with an error.
+[[noreturn]] inline void stop_thread() {
+    for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+}
+
+// Releases the interpreter's lock for a scope.
 class Released {
   public:
     Released() : state_(PyEval_SaveThread()) {}
@@ -27,7 +32,7 @@ class Released {
         try {
             PyEval_RestoreThread(state_);
         } catch (...) {
-            for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+            stop_thread();
         }
     }
 
