@@ -1,9 +1,8 @@
 """Updates of agents of continuous actions beside other libraries': ``python benchmarks/updates.py --continuous``.
 
-Each contender is a process of its own on one thread, this file as its program: for each line that it reads it makes
-some updates, and writes the milliseconds of processor time that one took. An update is what training at one update a
-step calls: ``sample`` and ``learn`` here, ``train(1, 256)`` there. Contenders take turns. Only the standard library,
-gymnasium and the library itself are imported by a contender of another library.
+Each contender is a process of its own on one thread, this file as its program, which answers by the milliseconds of
+processor time that an update took. Training at one update a step calls ``sample`` and ``learn`` here, and
+``train(1, 256)`` there. Contenders take turns. One of another library imports numpy, gymnasium and that library only.
 """
 
 from __future__ import annotations
@@ -13,16 +12,17 @@ import importlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+from sharpwave.bench.machine import ChildError, answer
 
 OBSERVATION, ACTION, BATCH, STEPS, WARM = 17, 6, 256, 2000, 20
 """Sizes of HalfCheetah's, of a batch, steps in the replay memory, and updates before the first that is measured."""
@@ -107,53 +107,29 @@ def peer_update(library: str, algorithm: str, policy: str, settings: dict[str, A
     return lambda: model.train(1, BATCH)
 
 
-def contend(given: dict[str, Any]) -> None:
-    """Make some updates for each number that is read, and write the milliseconds of processor time of one."""
-    library, settings = given.get("library"), given.get("settings", {})
-    if library == "stable_baselines3":
-        import torch
-
-        torch.set_num_threads(1)
-    update = (
-        own_update(given["algorithm"], settings)
-        if library is None
-        else peer_update(library, given["algorithm"], given.get("policy", "MlpPolicy"), settings)
-    )
-    for _ in range(WARM):
-        update()
-    print("ready", flush=True)
-    for line in sys.stdin:
-        count = int(line)
-        begun = time.process_time()
-        for _ in range(count):
-            update()
-        print((time.process_time() - begun) / count * 1e3, flush=True)
-
-
 class Contender:
-    """Process of a contender."""
+    """Agent in a process of its own, of Sharpwave or of another library, after its first updates."""
 
-    def __init__(self, given: dict[str, Any], python: str) -> None:
-        threads = {"OMP_NUM_THREADS": "1", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-        self.process = subprocess.Popen(
-            [python, __file__, json.dumps(given)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | threads | {"JAX_PLATFORMS": "cpu"},
-        )  # fmt: skip
-        self.measured: list[float] = []
+    def __init__(self, given: dict[str, Any]) -> None:
+        os.environ |= {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "JAX_PLATFORMS": "cpu"}
+        library, settings = given.get("library"), given.get("settings", {})
+        if library == "stable_baselines3":
+            import torch
 
-    def started(self) -> bool:
-        """Wait until the first updates were made; return whether they were."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline() == "ready\n"
+            torch.set_num_threads(1)
+        self._update = (
+            own_update(given["algorithm"], settings)
+            if library is None
+            else peer_update(library, given["algorithm"], given.get("policy", "MlpPolicy"), settings)
+        )
+        self.measure(WARM)
 
-    def measure(self, updates: int) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(f"{updates}\n")
-        self.process.stdin.flush()
-        self.measured.append(float(self.process.stdout.readline()))
-
-    def close(self) -> None:
-        self.process.communicate()  # closes its input, after which it ends
+    def measure(self, updates: int) -> float:
+        """Make updates; return the milliseconds of processor time that one took."""
+        begun = time.process_time()
+        for _ in range(updates):
+            self._update()
+        return (time.process_time() - begun) / updates * 1e3
 
 
 def compare(algorithms: list[str], sbx: str, rounds: int, updates: int, out: Path | None) -> None:
@@ -172,16 +148,22 @@ def compare(algorithms: list[str], sbx: str, rounds: int, updates: int, out: Pat
     for algorithm in algorithms:
         runner.say(algorithm)
         made = {
-            name: Contender(given, sbx if name == "SBX" else sys.executable)
+            name: runner.worker(
+                "continuous_updates.py", json.dumps(given), python=sbx if name == "SBX" else sys.executable, threads=1
+            )
             for name, given in CONTENDERS[algorithm].items()
         }
-        contenders = {name: one for name, one in made.items() if one.started()}
+        found: dict[str, list[float]] = {}
+        for name, one in made.items():
+            with suppress(ChildError):  # it said why: a library is missing, for one
+                one.receive()
+                found[name] = []
         for _ in range(rounds):
-            for one in contenders.values():
-                one.measure(updates)
+            for name, measured in found.items():
+                made[name].send(do="measure", updates=updates)
+                measured.append(float(made[name].receive()))  # type: ignore[arg-type]
         for one in made.values():
             one.close()
-        found = {name: one.measured for name, one in contenders.items()}
         for name, measured in found.items():
             ratios = {
                 peer: statistics.median(theirs / own for theirs, own in zip(found[peer], measured, strict=True))
@@ -204,4 +186,4 @@ def compare(algorithms: list[str], sbx: str, rounds: int, updates: int, out: Pat
 
 
 if __name__ == "__main__":
-    contend(json.loads(sys.argv[1]))
+    answer(lambda: Contender(json.loads(sys.argv[1])), lambda contender: {})

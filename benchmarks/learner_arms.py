@@ -22,8 +22,8 @@ class Arm:
         peer: another library's agent in the recipe's environment, for as many steps: arguments of
             ``learner_peers.trained``; of ``{}`` it is Stable-Baselines3's with the recipe's settings. None: ours.
         fitted: the recipe is an algorithm's name, whose own settings suit the run's length, as in ``sw.train``.
-        data: what is learned from, by its name in ``learner_data``; the recipe is the name of an offline algorithm, or
-            "data": the returns of its episodes.
+        data: name of a data set of ``learner_data``. The recipe is an offline algorithm that learns from the set, or
+            "data", whose scores are the returns of the set's episodes.
     """
 
     recipe: str

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import fcntl
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import sharpwave as sw
 from sharpwave.offline.recorded import RecordedEpisodes
 from sharpwave.training.offline_data import store_path
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.recording import Player, record
+from sharpwave.training.recording import ScriptPlayer, record
 
 ENVS = ("Hopper", "HalfCheetah", "Walker2d")
 QUALITIES = ("random", "medium", "medium-replay", "expert")
@@ -28,33 +30,6 @@ SIZE = 50_000
 """Steps of a set, to the end of the last episode."""
 MEDIUM, EXPERT = 40_000, 160_000
 SEED = 900
-
-
-class RandomPlayer:
-    """Player whose actions are uniform."""
-
-    def __init__(self, space: Any) -> None:
-        self._space = space
-        space.seed(SEED)
-
-    def act(self, obs: Any) -> Any:
-        return self._space.sample()[None]
-
-    def observe(self, *outcome: Any) -> None:
-        pass
-
-
-class SampledPlayer:
-    """Player that samples its actions from a trained policy."""
-
-    def __init__(self, policy: sw.Policy) -> None:
-        self._policy = policy
-
-    def act(self, obs: Any) -> Any:
-        return self._policy.act(obs, explore=True)
-
-    def observe(self, *outcome: Any) -> None:
-        pass
 
 
 def data_set(task: str, folder: Path) -> Path:
@@ -74,16 +49,16 @@ def _data_set(task: str, folder: Path) -> Path:
     made = folder / task
     if not made.exists():
         lanes = load_recipe("sac").override(env=f"{env}-v5").env.make(1)
-        player: Player
-        if quality == "random":
-            player = RandomPlayer(lanes.single_action_space)
-        else:
-            player = SampledPlayer(
-                sw.Policy.load(trained(env, MEDIUM if quality == "medium" else EXPERT, folder), "last")
-            )
+        space = lanes.single_action_space
+        space.seed(SEED)
+        act: Callable[[Any], Any] = lambda obs: space.sample()  # noqa: E731
+        if quality != "random":
+            run = trained(env, MEDIUM if quality == "medium" else EXPERT, folder)
+            act = partial(sw.Policy.load(run, "last").act, explore=True)
         steps: list[int] = []
         record(
-            lanes, player, made, episodes=SIZE, seed=SEED, tell=lambda episode: steps.append(episode.steps),
+            lanes, ScriptPlayer(lambda rng: act, space, SEED, task), made, episodes=SIZE, seed=SEED,
+            tell=lambda episode: steps.append(episode.steps),
             interrupted=lambda: "its size" if sum(steps) >= SIZE else None,
         )  # fmt: skip
         lanes.close()

@@ -35,7 +35,7 @@ def without_tools() -> list[str]:
 
 
 def needed_by(extra: str) -> list[str]:
-    """Return the requirements of the package, of an extra or several ("train,view"), and of those that they include."""
+    """Return the requirements of the package, of some extras ("train,view"), and of the extras that these include."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     found, extras = dict.fromkeys(project["dependencies"]), extra.split(",")
     for name in extras:

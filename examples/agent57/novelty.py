@@ -139,9 +139,8 @@ class Novelty(nn.Module):
 
         Args:
             inputs, next_inputs: of observations before and after a step.  action: int64 [B], numbers of its actions.
-            weights: float [B], importance weights. What is replayed often because it is surprising is not known any
-                better to the agent for that: the predictor learns, and its errors are counted, as if all that was
-                observed were replayed alike.
+            weights: float [B], importance weights. By these the predictor learns, and its errors are counted, as if all
+                observations were replayed equally often: those with a high priority do not get known sooner.
         """
         both = torch.cat([self.embedding(inputs), self.embedding(next_inputs)], dim=1)
         errors, shares = self.errors(inputs), weights / weights.sum()

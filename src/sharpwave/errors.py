@@ -55,7 +55,7 @@ class ShardFailedError(RuntimeError):
     """Error raised where a shard's process does not begin."""
 
 
-NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError, RecursionError)
+NO_STATE = (LookupError, TypeError, ValueError, OverflowError, AttributeError, RecursionError)
 """Errors of reading a state, from a file or a message, that is none."""
 
 OF_A_STORE = "open a checkpoint with sharpwave.Store.open, or write for this store with sharpwave.SegmentWriter"

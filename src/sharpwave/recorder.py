@@ -393,13 +393,19 @@ class Recorder:
             raise
 
     def _break_off(self, lanes: Ints) -> None:
-        """Break off the episodes of lanes after an error, and annotate them with ``broken_off``."""
+        """Break off the episodes of lanes after an error."""
         for lane in lanes.tolist():
             with contextlib.suppress(Exception):  # of a closed store, for example: the original error is more useful
-                self._annotate_lane(lane, {BROKEN_OFF: True})
-            with contextlib.suppress(Exception):
-                if not self.store.break_episode(lane):
-                    self._annotate_lane(lane, {BROKEN_OFF: None})  # it was the next episode's
+                self.break_off(lane)
+
+    def break_off(self, lane: int) -> None:
+        """End a lane's episode as truncated, and annotate it with ``broken_off``: its program, not the environment,
+        ended it. Call ``reset`` next."""
+        try:
+            self._annotate_lane(lane, {BROKEN_OFF: True})
+        finally:
+            if not self.store.break_episode(lane):
+                self._annotate_lane(lane, {BROKEN_OFF: None})  # it was the next episode's
 
     def _record(self, result: Any, values: Frames, timeout: float | None) -> BaseException | None:
         """Store a step's rows; return the error of refused rows.

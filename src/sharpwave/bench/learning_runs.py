@@ -52,10 +52,10 @@ def learned(name: str, recipe: Recipe, folder: Path, episodes: int, epsilon: flo
     from sharpwave.training.policies import Policy
     from sharpwave.training.run import resume, run
 
-    console, before, begun = Console(), time.process_time(), True
-    if any((folder / "checkpoints").glob("[0-9]*")):
+    console, before = Console(), time.process_time()
+    resumed = any((folder / "checkpoints").glob("[0-9]*"))
+    if resumed:
         _, summary = resume(folder, {}, console, trust=True)
-        begun = False
     else:
         _, summary = run(name, recipe, folder, console)
     took = (time.process_time() - before) / 60
@@ -66,7 +66,7 @@ def learned(name: str, recipe: Recipe, folder: Path, episodes: int, epsilon: flo
     played = evaluate(policy, episodes=episodes, seed=seed, epsilon=epsilon)
     return {
         "score": played.mean, "scores": played.scores, "steps": policy.steps, "minutes": summary["minutes"],
-        "reason": summary["reason"], **({"processor_minutes": took} if begun else {}),
+        "reason": summary["reason"], **({} if resumed else {"processor_minutes": took}),
     }  # fmt: skip
 
 

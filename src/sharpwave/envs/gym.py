@@ -7,14 +7,14 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any
 
 import ale_py
 import gymnasium
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from sharpwave.envs.action_masks import masks_in_infos, with_action_mask
 from sharpwave.envs.lanes import LaneEnvs
@@ -96,17 +96,14 @@ def make_gym(
     if action_masks:  # outermost, so that masks are not stacked
         wrappers.append(partial(with_action_mask, in_infos=cache(partial(masks_in_infos, name))))
     options: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
+
+    def single() -> Any:
+        return reduce(lambda env, wrap: wrap(env), wrappers, gymnasium.make(_with_own_limit(name), **options))
+
     if render and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen MuJoCo's default fails at the first picture
     try:
-        made = gymnasium.make_vec(
-            _with_own_limit(name),
-            num_envs=num_envs,
-            vectorization_mode="sync",
-            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP},
-            wrappers=wrappers,
-            **options,
-        )
+        lanes = LaneEnvs([single] * num_envs)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:  # the latter: of "module:Name-v0"
         if getattr(error.__cause__ or error, "name", "") == module:
             hint = f"there is no module {module!r} in the current folder, on PYTHONPATH, or installed"
@@ -117,8 +114,7 @@ def make_gym(
             f"env {name!r} cannot be made: {hint or error} "
             "(expected an Atari game such as pong or breakout, or a Gymnasium id such as CartPole-v1)"
         ) from error
-    lanes = LaneEnvs([partial(next, iter([one])) for one in made.envs])  # type: ignore[attr-defined]
-    lanes.spec, made.closed = made.spec, True  # else it would close them when it is deleted
+    lanes.spec = lanes.envs[0].spec
     if render:
         _check_rendering(name, lanes)
     return lanes

@@ -1,4 +1,4 @@
-"""Vector of environments that names, in errors, the one whose outcome does not fit, and what is expected of it."""
+"""Vector of environments whose errors name an environment with an invalid outcome, and the expected outcome."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LaneEnvs(SyncVectorEnv):
 
 
 def _misfit(space: Any, obs: Any) -> str:
-    """Return what an observation is, and what was expected; "": it fits."""
+    """Return the shape or keys of an observation, and the expected ones; "": it fits."""
     if isinstance(space, spaces.Dict):
         if not isinstance(obs, dict) or not space.spaces.keys() <= obs.keys():
             return f"{sorted(obs) if isinstance(obs, dict) else type(obs).__name__}, expected {sorted(space.spaces)}"

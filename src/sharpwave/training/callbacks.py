@@ -187,8 +187,7 @@ class Training:
     def fail(self, error: BaseException) -> None:
         """End training as ``stop`` does, and then raise ``error``; of several errors, the first."""
         self.error = self.error or error
-        ours = isinstance(self.error, (CallbackError, ProcessDiedError))
-        if ours:
+        if isinstance(self.error, (CallbackError, ProcessDiedError)):
             self.reason = (str(self.error).splitlines() or [""])[0]  # a traceback of another process may follow
         else:
             self.reason = " ".join(f"{type(self.error).__name__}: {self.error}".split())

@@ -23,6 +23,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 import sharpwave as sw
+from sharpwave import errors
 from sharpwave.agents.demonstrations import DEMONSTRATIONS, DemonstratedReplay
 from sharpwave.agents.protocol import Agent
 from sharpwave.disk.region_files import FULL
@@ -51,9 +52,7 @@ MAX_STEPS = 1 << 62
 """Limit of the steps that a policy's file says."""
 MAX_HEADER_BYTES = 100_000_000
 """Size limit of the header of a file of tensors, that of safetensors."""
-NO_STATE = (
-    ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, RuntimeError, SafetensorError
-)  # fmt: skip
+NO_STATE = (*errors.NO_STATE, RuntimeError, SafetensorError)
 """Errors raised on files with unexpected content; their checksums may still be valid."""
 
 

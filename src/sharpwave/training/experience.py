@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Acted, Agent
-from sharpwave.format.annotations import BROKEN_OFF
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training.actors.channels import Counters, shared_weights
 from sharpwave.training.actors.hub import Hub
@@ -118,9 +117,7 @@ class LocalExperience(Experience):
             return
         if isinstance(self._store, sw.Store):
             for lane in range(self._lanes):
-                self._store.annotate(lane, {BROKEN_OFF: True}, episode=True)
-                if not self._store.break_episode(lane):
-                    self._store.annotate(lane, {BROKEN_OFF: None}, episode=True)  # it was the next episode's
+                self._recorded.break_off(lane)
         seed = episode_seed(self._seed, self._progress.steps)
         self._begun = self._progress.steps, seed
         try:
